@@ -1,6 +1,8 @@
 """Owns results of a run, as Python programs see them: figures, events as tables, and the view in a notebook.
 
-`docs/reference/report.md` defines the figures, `docs/reference/events.md` the columns of events.
+`docs/reference/report.md` defines the figures, `docs/reference/events.md` the columns of events. Attributes of rows are
+generated from `crates/formats/src/report/columns.rs`, by `UPDATE_DOCUMENTATION=1 cargo nextest run -p
+uniference-formats columns`; figures that a report lacks are None.
 """
 
 import html
@@ -26,136 +28,158 @@ MOST_SHOWN = 20
 """Number of rows of a table that a notebook shows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rank:
     """The figures of one rank. Compute + exposed communication + idle = makespan."""
 
+    # Columns of ranks, generated.
     rank: int
     """Rank in the world."""
     device: str
-    """Name of the device on which it ran."""
-    finish_ps: int | None
-    """Virtual time at which its script returned, in picoseconds; None if it crashed."""
+    """Name of the device on which the rank ran."""
+    finish_ps: int | None = None
+    """Virtual time at which the rank's script returned; null if it did not return. Unit: ps."""
+    crash_ps: int | None = None
+    """Virtual time of a crash that the cluster file planned; absent if the rank did not crash. Unit: ps."""
     compute_s: float
-    """Time during which it computed. This and all following times are in seconds of virtual time."""
+    """Time in which the rank computed while its communication was not exposed. Unit: s."""
     exposed_comm_s: float
-    """Time during which it was blocked in a communication call and nothing computed."""
+    """Exposed communication: the rank was blocked in a communication call and nothing computed, or an operation was
+    in progress on a CUDA stream of its GPU and no kernel ran on any stream. Unit: s."""
     late_peer_s: float
-    """The part of `exposed_comm_s` before a peer had entered the operation."""
-    no_data_s: float
-    """The part of `late_peer_s` in receives whose sender had not yet called the send."""
+    """The part of `exposed_comm_s` before a peer had entered the operation: for a send or receive, before the other
+    side had called it. Unit: s."""
+    no_data_s: float = 0.0
+    """The part of `late_peer_s` in receives: the peer had not issued the send. Reports of earlier versions lack it.
+    The terminal shows it if it is at least 1 % of the run on some rank. Unit: s."""
     idle_s: float
-    """Time that is neither compute nor exposed communication: sleep, waiting for the store, and the time after its
-    finish."""
+    """The other time: sleep, waits for the store, and time after the rank's finish. Unit: s."""
     bytes_sent: int
-    """Payload that it sent over links, including the algorithm steps of collectives."""
+    """Payload that the rank sent over links, algorithm steps included. Unit: B."""
     bytes_received: int
-    """Payload that it received over links."""
+    """Payload that the rank received over links, algorithm steps included. Unit: B."""
     wire_bytes_sent: int
-    """Bytes that it sent, with headers and control messages."""
+    """Bytes that the rank sent, with headers and control messages. Unit: B."""
+    energy_j: float | None = None
+    """Energy of the rank's device from the start to the end of the run; absent if the device's power is unknown.
+    Unit: J."""
+    # End of columns.
 
     def __repr__(self) -> str:
         end = "crashed" if self.finish_ps is None else f"finished at {self.finish_ps / 1e12:.6g} s"
         return f"<Rank {self.rank} on {self.device!r}: {end}>"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Operation:
     """The sum of all calls of one operation in one process group, over all members."""
 
+    # Columns of operations, generated.
     operation: str
-    """Name of the operation, such as `all_reduce`."""
+    """Name of the operation: `all_reduce`, `send`."""
     group: int
-    """Number of the process group, in the order in which the program first names them."""
+    """Number of the process group; groups are numbered in the order in which the program first names them."""
     count: int
     """Number of calls, each member counted."""
     bytes: int
-    """Sizes of the tensors that the members named in the calls."""
+    """Sizes of the tensors that the members named in the calls. Unit: B."""
     time_s: float
-    """Seconds from issue to completion of the calls; on CUDA streams from when the stream reached the operation."""
+    """Time from the issue of the calls to their completion; on CUDA streams from the time at which the stream
+    reached the operation. If any call of the row was on a CUDA stream, only those calls count. Unit: s."""
     exposed_s: float
-    """Seconds of exposed communication: ranks were blocked for the operation and nothing computed; on CUDA streams the
-    part of `time_s` in which no kernel ran on any stream of the GPU."""
+    """Exposed communication: ranks were blocked for the operation and nothing computed; on CUDA streams the part of
+    `time_s` in which no kernel ran on any stream of the GPU. Unit: s."""
     ranks: int | None = None
-    """Number of ranks that called the operation on CUDA streams. None, as are the next four attributes, if no rank did."""
+    """Number of ranks that called the operation on CUDA streams. This column and the next four are absent if no rank
+    did."""
     kernel_s: float | None = None
-    """The part of `time_s` after all members had entered the operation."""
+    """The part of `time_s` after all members had entered the operation. Unit: s."""
     overlapped_s: float | None = None
-    """The part of `kernel_s` in which a kernel ran on another stream of the GPU."""
+    """The part of `kernel_s` in which a kernel ran on another CUDA stream of the GPU. Unit: s."""
     late_peer_s: float | None = None
-    """The part of `exposed_s` before all members had entered the operation."""
+    """The part of `exposed_s` before all members had entered the operation. Unit: s."""
     bus_bandwidth: float | None = None
-    """Bus bandwidth in bytes per second over `kernel_s`, as nccl-tests define it."""
+    """Bus bandwidth over `kernel_s`, as nccl-tests define it. Unit: B/s."""
+    # End of columns.
 
     def __repr__(self) -> str:
         return f"<Operation {self.operation} of group {self.group}: {self.count} calls, {self.bytes} B, {self.time_s:.6g} s>"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Phase:
     """All named ranges (`torch.profiler.record_function`) of one name that one rank has opened and closed."""
 
+    # Columns of phases, generated.
     name: str
     """Name of the ranges in the program."""
     rank: int
     """Rank in the world."""
     count: int
-    """Number of ranges."""
+    """Number of ranges. A range that is still open when the rank ends does not count; a warning names it."""
     total_s: float
-    """Sum of the durations of the ranges in seconds."""
+    """Sum of the durations of the ranges. Unit: s."""
     p50_s: float
-    """Median duration of the ranges in seconds."""
+    """Median duration of the ranges. Unit: s."""
     p90_s: float
-    """90th percentile of the ranges' durations in seconds."""
+    """90th percentile of the durations, with linear interpolation. Unit: s."""
     p99_s: float
-    """99th percentile of the ranges' durations in seconds."""
+    """99th percentile of the durations, with linear interpolation. Unit: s."""
     compute_s: float | None = None
-    """Seconds of `total_s` in which the rank computed; None in real runs."""
+    """The part of `total_s` in which the rank computed, as in `ranks`; absent in real runs. Unit: s."""
     exposed_comm_s: float | None = None
-    """Seconds of `total_s` in which the rank's communication was exposed; None in real runs."""
+    """The part of `total_s` in which the rank's communication was exposed, as in `ranks`; absent in real runs.
+    Unit: s."""
     kernels_s: float | None = None
-    """Seconds of the kernels and copies launched in the ranges, whenever they ran; None if nothing was launched on CUDA
-    streams."""
+    """Durations of kernels and copies that were launched in the ranges, whenever they ran; absent if the ranges
+    launched no work on CUDA streams. Unit: s."""
     communication_s: float | None = None
-    """Seconds of the operations launched in the ranges on CUDA streams, each after all its members had entered."""
+    """Durations of process-group operations that were launched in the ranges on CUDA streams, each counted from the
+    time at which all members had entered. Unit: s."""
+    # End of columns.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Link:
     """The traffic of one link of the network."""
 
+    # Columns of links, generated.
     link: str
     """Name of the link, such as `a.0 -> switch`."""
     bandwidth: float
-    """Capacity of the link in bytes per second, headers included."""
+    """Maximum rate, headers included, without changes by `[[network.change]]`. Unit: B/s."""
     messages: int
-    """Number of messages with payload that passed the link, including the algorithm steps of collectives."""
+    """Number of messages with payload that passed the link, algorithm steps included; control messages are not
+    counted."""
     wire_bytes: int
-    """Bytes of the messages, headers included."""
+    """Bytes of the messages, headers included. Unit: B."""
     utilization: float
-    """`wire_bytes` over the link's capacity in the makespan; more than 1 only if `[[network.change]]` makes the link
-    faster."""
+    """`wire_bytes` as a fraction of the bytes that the link could have carried in the makespan; more than 1 only if
+    `[[network.change]]` makes the link faster."""
+    # End of columns.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PathPart:
     """A part of the critical path: the chain of events that the end of the run depended on."""
 
+    # Columns of critical_path, generated.
     kind: str
-    """`compute`, `bandwidth`, `latency` and so on."""
-    seconds: float
-    """Length of the part."""
-    share: float
-    """Length of the part as a fraction of the makespan."""
+    """Kind of time: `compute`, `bandwidth`, `latency` and so on."""
     rank: int | None = None
-    """The rank whose time the part is; None if the part is a link's time."""
+    """The rank whose time it is; absent for times of a link, or of several ranks."""
     link: str | None = None
-    """The link that limited the messages, or if none did, the slowest link of their route; None if the part is a rank's
-    time."""
+    """The link that limited the messages, or if none did, the slowest link of their routes; absent for times of a
+    rank."""
     name: str | None = None
     """Name of the operation, or of the computed operator or range."""
     line: str | None = None
-    """The line of the program, as `path:line`; None if it is not known."""
+    """Line of the program, as `path:line`; absent if it is unknown."""
+    seconds: float
+    """Length of the part. Unit: s."""
+    share: float
+    """Length of the part as a fraction of the makespan."""
+    # End of columns.
 
 
 class Table(Sequence[_Row], Generic[_Row]):

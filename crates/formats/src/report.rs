@@ -1,6 +1,13 @@
 //! Owns `report.json`: the figures of a run for other programs. `docs/reference/report.md` describes every field.
 //!
-//! The simulator computes the figures; [`crate::table`] shows them on a terminal.
+//! [`columns`] declares the tables. The simulator computes the figures; [`crate::table`] shows them on a terminal.
+
+mod columns;
+
+pub use columns::{
+    ComputeReport, JobReport, LinkReport, MemoryReport, OperationReport, PathPartReport, PhaseReport, RankReport,
+    StreamReport, TABLES,
+};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -110,168 +117,6 @@ pub struct RecorderReport {
     pub clock_error_s: f64,
 }
 
-/// Times and traffic of one rank.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RankReport {
-    /// The rank in the world.
-    pub rank: u32,
-    /// Name of the rank's device.
-    pub device: String,
-    /// Time at which the rank's script returned, in picoseconds of virtual time; `None` (null): it did not return.
-    pub finish_ps: Option<u64>,
-    /// Time of a crash that the cluster file planned, in picoseconds of virtual time; `None` (left out): the rank did
-    /// not crash.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub crash_ps: Option<u64>,
-    /// Seconds in which the rank computed while its communication was not exposed.
-    pub compute_s: f64,
-    /// Seconds of exposed communication: the rank was blocked in a communication call and nothing computed, or an
-    /// operation was in progress on a CUDA stream of its GPU and no kernel ran on any stream.
-    pub exposed_comm_s: f64,
-    /// The part of `exposed_comm_s` before a peer had entered the operation.
-    pub late_peer_s: f64,
-    /// The part of `late_peer_s` in receives: the peer had not issued the send. Reports of earlier versions lack it.
-    #[serde(default)]
-    pub no_data_s: f64,
-    /// The other seconds: sleep, waits for the store, and time after the rank's finish.
-    pub idle_s: f64,
-    /// Payload that the rank sent, algorithm steps included.
-    pub bytes_sent: u64,
-    /// Payload that the rank received.
-    pub bytes_received: u64,
-    /// Bytes that the rank sent, with headers and control messages.
-    pub wire_bytes_sent: u64,
-    /// Energy of the rank's device from the start to the end of the run, in joules; `None` (left out): the device's
-    /// power is unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub energy_j: Option<f64>,
-}
-
-/// All calls of one operation of one process group, summed over the members.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct OperationReport {
-    /// Name of the operation: `all_reduce`, `send`.
-    pub operation: String,
-    /// The group's number; groups are numbered as the program first names them.
-    pub group: u32,
-    /// Number of calls, each member counted.
-    pub count: u64,
-    /// Sum of the sizes of the tensors that the members named.
-    pub bytes: u64,
-    /// Seconds from the issue of the operations to their completion; on CUDA streams from the time at which the stream
-    /// reached the operation. If any call of the row was on a CUDA stream, only those calls count.
-    pub time_s: f64,
-    /// Seconds in which ranks were blocked for the operations and nothing computed; on CUDA streams the part of
-    /// `time_s` in which no kernel ran on any stream of the GPU.
-    pub exposed_s: f64,
-    /// Number of ranks that called the operation on CUDA streams; `None` (left out): no rank did, and the next four
-    /// fields are left out, too.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ranks: Option<u32>,
-    /// The part of `time_s` after all members had entered the operation.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kernel_s: Option<f64>,
-    /// The part of `kernel_s` in which a kernel ran on another CUDA stream of the GPU.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub overlapped_s: Option<f64>,
-    /// The part of `exposed_s` before all members had entered the operation.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub late_peer_s: Option<f64>,
-    /// Bus bandwidth over `kernel_s` in bytes per second, as defined by nccl-tests.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bus_bandwidth: Option<f64>,
-}
-
-/// Traffic of a link of the network.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LinkReport {
-    /// `a.0 -> switch`.
-    pub link: String,
-    /// Maximum rate, headers included, in bytes per second, without changes by the cluster file.
-    pub bandwidth: f64,
-    /// Number of messages with payload, algorithm steps included.
-    pub messages: u64,
-    /// Bytes of the messages, headers included.
-    pub wire_bytes: u64,
-    /// Fraction of the bytes that the link could have carried in the makespan.
-    pub utilization: f64,
-}
-
-/// Figures of a generated job of a language model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct JobReport {
-    /// Tokens of all ranks together: read in training and prefill, generated in decode.
-    pub tokens: u64,
-    /// Tokens per second of virtual time.
-    pub tokens_per_s: f64,
-    /// Tokens per second per device.
-    pub tokens_per_s_per_device: f64,
-    /// Floating-point operations that the model needs for the tokens; recomputation does not count.
-    pub model_flops: f64,
-    /// Floating-point operations of the model per second of makespan per device.
-    pub flops_per_s_per_device: f64,
-    /// Model FLOPs utilization (MFU): `flops_per_s_per_device` as a fraction of the devices' peak rate for `bfloat16`.
-    pub mfu: f64,
-    /// Fraction of the ranks' time in which they wait for another pipeline stage or have no work left; `None` (left
-    /// out): there is one stage.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bubble: Option<f64>,
-    /// Memory of the rank that needs most, in bytes.
-    pub memory_bytes: u64,
-    /// Maximum over the ranks of the tokens for a rank's experts, relative to the mean of all ranks; averaged over
-    /// layers. `None` (left out): all experts get equally many tokens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expert_imbalance: Option<f64>,
-}
-
-/// Seconds of a rank's compute on its device, with one origin.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ComputeReport {
-    /// The rank in the world.
-    pub rank: u32,
-    /// `measured`, `recorded`, `database`, `interpolated`, `transferred`, `roofline`, `none`, or `unknown` for
-    /// operators of unknown cost.
-    pub origin: String,
-    /// The kind of operators, as `gemm`; left out if compute is not divided by operators.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kind: Option<String>,
-    /// Sum in seconds.
-    pub seconds: f64,
-}
-
-/// All ranges of one name (`torch.profiler.record_function`) that one rank has opened and closed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PhaseReport {
-    /// The program's name for the range.
-    pub name: String,
-    /// The rank in the world.
-    pub rank: u32,
-    /// Number of occurrences.
-    pub count: u64,
-    /// Sum of their durations in seconds.
-    pub total_s: f64,
-    /// Median duration in seconds.
-    pub p50_s: f64,
-    /// 90th percentile of the durations in seconds.
-    pub p90_s: f64,
-    /// 99th percentile of the durations in seconds.
-    pub p99_s: f64,
-    /// Seconds of `total_s` in which the rank computed; `None` (left out): unknown, as in a real run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub compute_s: Option<f64>,
-    /// Seconds of `total_s` in which the rank's communication was exposed, as in [`RankReport`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exposed_comm_s: Option<f64>,
-    /// Seconds of kernels and copies that were launched in the range, whenever they ran; `None` (left out): the range
-    /// launched no work on CUDA streams.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kernels_s: Option<f64>,
-    /// Seconds of process-group operations that were launched in the range on CUDA streams, counted from the time at
-    /// which all members had entered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub communication_s: Option<f64>,
-}
-
 /// The critical path of the run: the end of each span let the next one start, and together the spans are the makespan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CriticalPathReport {
@@ -283,71 +128,8 @@ pub struct CriticalPathReport {
     pub parts: Vec<PathPartReport>,
 }
 
-/// A part of the critical path.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PathPartReport {
-    /// `compute`, `bandwidth`, `latency` and so on.
-    pub kind: String,
-    /// The rank whose time it is; left out for times of a link, or of several ranks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rank: Option<u32>,
-    /// The link that held the messages back; if no link did, the slowest link of their routes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub link: Option<String>,
-    /// Name of the compute or of the operation.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// The line of the program.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub line: Option<String>,
-    /// Seconds of the makespan.
-    pub seconds: f64,
-    /// Fraction of the makespan.
-    pub share: f64,
-}
-
-/// Busy times of a CUDA stream of a rank's GPU, until the end of the rank's program and of all of its streams.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StreamReport {
-    /// The rank in the world.
-    pub rank: u32,
-    /// The stream's number; `None` (null): all streams of the GPU together; times in which several streams are busy
-    /// count once.
-    pub stream: Option<u32>,
-    /// Seconds in which kernels ran on the stream.
-    pub kernels_s: f64,
-    /// Seconds in which the stream copied between memories.
-    pub copies_s: f64,
-    /// Seconds in which operations of process groups were in progress on the stream.
-    pub communication_s: f64,
-    /// Seconds of `communication_s` in which no kernel ran on any stream of the GPU.
-    pub exposed_comm_s: f64,
-}
-
 /// The kind of host memory, for a rank with a GPU: it is no part of the device's memory.
 pub const HOST_MEMORY: &str = "host";
-
-/// Memory of one kind at a rank's peak of all kinds together. The bytes of all kinds except [`HOST_MEMORY`] add up to
-/// the peak.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryReport {
-    /// The rank in the world.
-    pub rank: u32,
-    /// `parameters`, `gradients`, `optimizer`, `buffers`, `kv_cache` or `activations`; for a GPU also `reserved` and
-    /// `context`, and `host`, the largest host memory at any time.
-    pub kind: String,
-    /// Bytes at the peak.
-    pub peak_bytes: u64,
-    /// `path:line` of the operator during which the peak came; `None` (left out): unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub line: Option<String>,
-    /// Qualified name of the line's function.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub function: Option<String>,
-    /// Whether that operator ran in the backward pass of the line; left out if false.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub backward: bool,
-}
 
 /// The data needed to run a program again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -654,48 +436,16 @@ pub(crate) mod tests {
         }
     }
 
+    /// The tables are generated from the columns.
     #[test]
     fn every_field_is_documented() {
-        let documentation = include_str!("../../../docs/reference/report.md");
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/report.md");
+        let documentation = std::fs::read_to_string(page).unwrap();
         let mut report = sample(1);
         report.manifest.versions.clear();
-        report.ranks[0].crash_ps = Some(1);
-        report.ranks[0].energy_j = Some(1.0);
-        (report.energy_j, report.price) = (Some(1.0), Some(1.0));
-        report.job = Some(JobReport {
-            tokens: 1,
-            tokens_per_s: 1.0,
-            tokens_per_s_per_device: 1.0,
-            model_flops: 1.0,
-            flops_per_s_per_device: 1.0,
-            mfu: 1.0,
-            bubble: Some(1.0),
-            memory_bytes: 1,
-            expert_imbalance: Some(1.0),
-        });
-        report.headline = Some(String::new());
-        let known = Some(1.0);
-        let operation = &mut report.operations[0];
-        (operation.ranks, operation.kernel_s, operation.overlapped_s) = (Some(1), known, known);
-        (operation.late_peer_s, operation.bus_bandwidth) = (known, known);
-        report.phases = vec![PhaseReport {
-            name: "step".to_owned(),
-            rank: 0,
-            count: 1,
-            total_s: 1.0,
-            p50_s: 1.0,
-            p90_s: 1.0,
-            p99_s: 1.0,
-            compute_s: known,
-            exposed_comm_s: known,
-            kernels_s: known,
-            communication_s: known,
-        }];
-        let origin = "measured".to_owned();
-        report.compute = vec![ComputeReport { rank: 0, origin, kind: Some(String::new()), seconds: 1.0 }];
-        let (line, function) = (Some("a.py:1".to_owned()), Some("f".to_owned()));
-        report.memory =
-            vec![MemoryReport { rank: 0, kind: "buffers".into(), peak_bytes: 1, line, function, backward: true }];
+        (report.energy_j, report.price, report.headline) = (Some(1.0), Some(1.0), Some(String::new()));
+        (report.job, report.phases) = (Some(JobReport::default()), vec![PhaseReport::default()]);
+        (report.compute, report.memory) = (vec![ComputeReport::default()], vec![MemoryReport::default()]);
         report.recorder = Some(RecorderReport { time_s: vec![], calls: vec![], clock_error_s: 0.0 });
         let mut fields = Vec::new();
         keys(&serde_json::to_value(report).unwrap(), &mut fields);

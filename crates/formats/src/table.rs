@@ -1,11 +1,12 @@
 //! Owns the table at the end of a run, at most 100 columns wide: the ranks' times, and the costs of operations.
 
 use crate::cluster::ClusterFile;
+use crate::column::{Cell, CellType, Column, Kind, Place, TableRow};
 use crate::report::{
     CriticalPathReport, HOST_MEMORY, Interval, JobReport, MemoryReport, OperationReport, PathPartReport, PhaseReport,
     RankReport, Report, StreamReport,
 };
-use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use std::collections::BTreeSet;
 use uniference_sim::time::SimDuration;
 
@@ -15,7 +16,8 @@ const MOST_RANKS: usize = 16;
 const SHOWN: (usize, usize, usize) = (4, 4, 2);
 /// Width of a line in characters.
 pub const WIDTH: u16 = 100;
-/// Width of a further column of times.
+/// Number of columns of figures that fit into [`WIDTH`], and the width of each further column.
+const MOST_COLUMNS: usize = 8;
 const A_COLUMN: u16 = 14;
 /// Number of ranges that are shown.
 const MOST_PHASES: usize = 12;
@@ -61,8 +63,8 @@ pub fn table(header: &[&str], texts: usize) -> Table {
     table
 }
 
-fn aligned(text: &str, right: bool) -> Cell {
-    Cell::new(text).set_alignment(if right { CellAlignment::Right } else { CellAlignment::Left })
+fn aligned(text: &str, right: bool) -> comfy_table::Cell {
+    comfy_table::Cell::new(text).set_alignment(if right { CellAlignment::Right } else { CellAlignment::Left })
 }
 
 /// A text in lines of at most [`WIDTH`] columns, as far as its words allow.
@@ -72,8 +74,50 @@ pub fn wrapped(text: &str) -> String {
 }
 
 /// A row of a `table`: texts, then numbers.
-pub fn row(texts: &[&str], numbers: &[String]) -> Vec<Cell> {
+pub fn row(texts: &[&str], numbers: &[String]) -> Vec<comfy_table::Cell> {
     texts.iter().map(|text| aligned(text, false)).chain(numbers.iter().map(|number| aligned(number, true))).collect()
+}
+
+/// The columns of `R` that the terminal shows and that have a value in some row, by their index.
+fn known<R: TableRow>(rows: &[Vec<Cell>]) -> Vec<usize> {
+    let is_known = |column: usize| rows.iter().any(|cells| cells.get(column).is_some_and(|cell| *cell != Cell::Null));
+    (0..R::COLUMNS.len()).filter(|at| R::COLUMNS[*at].is_in(Place::Terminal) && is_known(*at)).collect()
+}
+
+/// A table of these columns of `R`. `heading`: title of the first column, if it is not its own. A row without cells is
+/// shown as `...`.
+fn figures<R: TableRow>(heading: Option<&str>, columns: &[usize], rows: &[Vec<Cell>]) -> Table {
+    let kind = |at: usize| R::COLUMNS[at].kind;
+    let mut titles: Vec<&str> = columns.iter().map(|at| R::COLUMNS[*at].title).collect();
+    if let (Some(first), Some(heading)) = (titles.first_mut(), heading) {
+        *first = heading;
+    }
+    // The first column names the row.
+    let texts = 1 + columns.iter().skip(1).take_while(|at| kind(**at).holds() == CellType::Text).count();
+    let mut table = table(&titles, texts);
+    table.set_width(WIDTH + A_COLUMN * columns.len().saturating_sub(MOST_COLUMNS) as u16);
+    for cells in rows {
+        let cell = |(place, at): (usize, &usize)| aligned(&shown(kind(*at), &cells[*at]), place >= texts);
+        table.add_row(match cells[..] {
+            [] => row(&["..."], &[]),
+            _ => columns.iter().enumerate().map(cell).collect(),
+        });
+    }
+    table
+}
+
+/// A value as people read it; empty if it is unknown.
+fn shown(kind: Kind, cell: &Cell) -> String {
+    let Some(number) = cell.number() else { return cell.text() };
+    match kind {
+        Kind::Seconds => seconds(number),
+        Kind::Picoseconds => seconds(number / 1e12),
+        Kind::Bytes => bytes_of(number),
+        Kind::ByteRate => format!("{:.1} GB/s", number / 1e9),
+        Kind::Ratio => percent(number),
+        Kind::Joules => joules(number),
+        _ => short(number),
+    }
 }
 
 fn ranks(ranks: &[RankReport]) -> String {
@@ -81,30 +125,22 @@ fn ranks(ranks: &[RankReport]) -> String {
         let whole_run = rank.compute_s + rank.exposed_comm_s + rank.idle_s;
         rank.no_data_s >= NOT_NEGLIGIBLE * whole_run && rank.no_data_s > 0.0
     });
-    let times = ["compute", "exposed comm.", "(late peer)"].into_iter().chain(without_data.then_some("(no data)"));
-    let header: Vec<&str> = ["rank", "device"].into_iter().chain(times).chain(["idle", "sent", "received"]).collect();
-    let mut table = table(&header, 2);
-    if without_data {
-        table.set_width(WIDTH + A_COLUMN);
-    }
-    let shown = shown(ranks);
-    let mut previous = None;
-    for &index in &shown {
-        if previous.map_or(0, |previous| previous + 1) != index {
-            table.add_row(row(&["..."], &[]));
+    let mut rows = Vec::new();
+    let selected = selected(ranks);
+    let mut next = 0;
+    for &index in &selected {
+        if index != next {
+            rows.push(Vec::new());
         }
-        previous = Some(index);
-        let rank = &ranks[index];
-        let times = [rank.compute_s, rank.exposed_comm_s, rank.late_peer_s].into_iter();
-        let times = times.chain(without_data.then_some(rank.no_data_s)).chain([rank.idle_s]).map(seconds);
-        let numbers: Vec<String> = times.chain([rank.bytes_sent, rank.bytes_received].map(bytes)).collect();
-        let crashed = if rank.crash_ps.is_some() { " (crashed)" } else { "" };
-        table.add_row(row(&[&rank.rank.to_string(), &format!("{}{crashed}", rank.device)], &numbers));
+        next = index + 1;
+        rows.push(ranks[index].cells());
     }
-    let left_out = ranks.len() - shown.len();
-    match left_out {
+    let mut columns = known::<RankReport>(&rows);
+    columns.retain(|column| without_data || RankReport::COLUMNS[*column].name != "no_data_s");
+    let table = figures::<RankReport>(None, &columns, &rows);
+    match ranks.len() - selected.len() {
         0 => table.to_string(),
-        _ => format!("{table}\n{left_out} more ranks; the ranks with the longest compute time are shown"),
+        left_out => format!("{table}\n{left_out} more ranks; the ranks with the longest compute time are shown"),
     }
 }
 
@@ -138,7 +174,7 @@ fn percent(part: f64) -> String {
 }
 
 /// Ranks in the table: all, or the first, the slowest and the last.
-fn shown(ranks: &[RankReport]) -> Vec<usize> {
+fn selected(ranks: &[RankReport]) -> Vec<usize> {
     if ranks.len() <= MOST_RANKS {
         return (0..ranks.len()).collect();
     }
@@ -156,42 +192,32 @@ fn operations(all: &[OperationReport]) -> Vec<String> {
     let (on_streams, others): (Vec<_>, Vec<_>) = all.iter().partition(|operation| operation.ranks.is_some());
     let mut tables = Vec::new();
     if !others.is_empty() {
-        let mut table = table(&["operation", "group", "calls", "bytes", "time", "exposed"], 1);
-        for operation in others {
-            let numbers = [
-                operation.group.to_string(),
-                operation.count.to_string(),
-                bytes(operation.bytes),
-                seconds(operation.time_s),
-                seconds(operation.exposed_s),
-            ];
-            table.add_row(row(&[&operation.operation], &numbers));
-        }
-        tables.push(table.to_string());
+        let rows: Vec<Vec<Cell>> = others.into_iter().map(TableRow::cells).collect();
+        tables.push(figures::<OperationReport>(None, &known::<OperationReport>(&rows), &rows).to_string());
     }
     if !on_streams.is_empty() {
-        let header =
-            ["on CUDA streams", "group", "calls", "bytes", "kernel", "overlapped", "exposed", "(late peer)", "bus"];
-        let mut table = table(&header, 1);
-        table.set_width(WIDTH + A_COLUMN);
-        for operation in on_streams {
-            let ranks = f64::from(operation.ranks.unwrap_or(1).max(1));
-            let mean = |all: Option<f64>| all.map_or_else(String::new, |all| seconds(all / ranks));
-            let numbers = [
-                operation.group.to_string(),
-                short(operation.count as f64 / ranks),
-                bytes_of(operation.bytes as f64 / ranks),
-                mean(operation.kernel_s),
-                mean(operation.overlapped_s),
-                mean(Some(operation.exposed_s)),
-                mean(operation.late_peer_s),
-                operation.bus_bandwidth.map_or_else(String::new, |rate| format!("{:.1} GB/s", rate / 1e9)),
-            ];
-            table.add_row(row(&[&operation.operation], &numbers));
+        let rows: Vec<Vec<Cell>> = on_streams.into_iter().map(mean_per_rank).collect();
+        // The exposed time follows the overlapped time: together they are the whole time, which is left out.
+        let mut columns = known::<OperationReport>(&rows);
+        columns.retain(|column| OperationReport::COLUMNS[*column].name != "time_s");
+        let place = |name| columns.iter().position(|column| OperationReport::COLUMNS[*column].name == name);
+        if let (Some(exposed), Some(late_peer)) = (place("exposed_s"), place("late_peer_s")) {
+            columns[exposed..late_peer].rotate_left(1);
         }
+        let table = figures::<OperationReport>(Some("on CUDA streams"), &columns, &rows);
         tables.push(format!("{table}\nmean per rank; exposed: no kernel ran on any stream of the GPU"));
     }
     tables
+}
+
+/// The cells of an operation, with its sums over ranks divided by their number.
+fn mean_per_rank(operation: &OperationReport) -> Vec<Cell> {
+    let ranks = f64::from(operation.ranks.unwrap_or(1).max(1));
+    let mean = |(column, cell): (&Column, Cell)| match (column.kind, cell.number()) {
+        (Kind::Count | Kind::Bytes | Kind::Seconds, Some(sum)) => Cell::Float(sum / ranks),
+        _ => cell,
+    };
+    OperationReport::COLUMNS.iter().zip(operation.cells()).map(mean).collect()
 }
 
 /// The ranges of each name on the rank with their longest total time; the longest first.
@@ -201,25 +227,10 @@ fn phases(rows: &[PhaseReport]) -> Option<String> {
     let longest = |rows: &[PhaseReport]| rows.iter().rev().max_by(|a, b| a.total_s.total_cmp(&b.total_s)).cloned();
     let mut phases: Vec<PhaseReport> = by_name.filter_map(longest).collect();
     phases.sort_by(|a, b| b.total_s.total_cmp(&a.total_s));
-    // The column `kernels`, with the work launched in each range, is shown if ranks have GPUs.
-    let on_streams = phases.iter().any(|phase| phase.kernels_s.is_some());
-    let header = ["range", "rank", "count", "total", "p50", "p99", "compute", "exposed"];
-    let header: Vec<&str> = header.into_iter().chain(on_streams.then_some("kernels")).collect();
-    let mut table = table(&header, 1);
-    if on_streams {
-        table.set_width(WIDTH + A_COLUMN);
-    }
-    for phase in phases.iter().take(MOST_PHASES) {
-        let known = |time: Option<f64>| time.map_or_else(String::new, seconds);
-        let mut numbers = vec![phase.rank.to_string(), phase.count.to_string()];
-        numbers.extend([phase.total_s, phase.p50_s, phase.p99_s].map(seconds));
-        numbers.extend([phase.compute_s, phase.exposed_comm_s].map(known));
-        numbers.extend(on_streams.then(|| known(phase.kernels_s)));
-        table.add_row(row(&[&phase.name], &numbers));
-    }
     let more = phases.len().saturating_sub(MOST_PHASES);
     let more = if more > 0 { format!("\n{more} more") } else { String::new() };
-    (!phases.is_empty()).then(|| format!("{table}{more}"))
+    let rows: Vec<Vec<Cell>> = phases.iter().take(MOST_PHASES).map(TableRow::cells).collect();
+    (!rows.is_empty()).then(|| format!("{}{more}", figures::<PhaseReport>(None, &known::<PhaseReport>(&rows), &rows)))
 }
 
 /// `GPU streams of rank 3: kernels 8.100 s, copies 2.000 ms, communication 2.000 s, of it exposed 310.000 ms`, for the
@@ -431,12 +442,10 @@ mod tests {
             count: 4,
             total_s,
             p50_s: total_s / 4.0,
-            p90_s: total_s / 4.0,
             p99_s: total_s / 3.0,
             compute_s,
             exposed_comm_s: compute_s,
-            kernels_s: None,
-            communication_s: None,
+            ..PhaseReport::default()
         };
         report.phases = vec![
             phase("decode", 0, 2.0, Some(0.5)),
@@ -489,10 +498,7 @@ mod tests {
             bytes: 3 << 9,
             exposed_s: 4e-6,
             ranks: Some(2),
-            kernel_s: None,
-            overlapped_s: None,
             late_peer_s: Some(0.0),
-            bus_bandwidth: None,
             ..report.operations[0].clone()
         };
         report.operations = vec![row];

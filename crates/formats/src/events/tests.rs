@@ -189,19 +189,10 @@ fn a_name_is_one_column() {
     }
 }
 
-/// With UPDATE_DOCUMENTATION set, the test updates the page.
 #[test]
 fn the_documentation_has_the_table() {
-    const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/events.md");
-    let page = std::fs::read_to_string(PAGE).unwrap();
-    let (head, rest) = page.split_once("<!-- columns -->\n").expect("a mark where the table begins");
-    let (table, tail) = rest.split_once("<!-- end of columns -->").expect("a mark where the table ends");
-    if std::env::var_os("UPDATE_DOCUMENTATION").is_some() {
-        let page = format!("{head}<!-- columns -->\n{}<!-- end of columns -->{tail}", documentation());
-        std::fs::write(PAGE, page).unwrap();
-    } else {
-        assert_eq!(table, documentation(), "run the test once more with UPDATE_DOCUMENTATION=1");
-    }
+    let marks = ["<!-- columns -->", "<!-- end of columns -->"];
+    crate::generated::keep("docs/reference/events.md", marks, &documentation());
 }
 
 /// Parts in memory: by kind and number.

@@ -10,9 +10,9 @@ mod results;
 #[cfg(test)]
 mod tests;
 
-pub use columns::{FIGURES, Figure};
+pub use columns::FIGURES;
 pub use formula::Formula;
-pub use results::{Cell, CellType, Column, Results};
+pub use results::{ResultColumn, Results};
 
 use crate::diagnostic::Diagnostic;
 use std::fmt;

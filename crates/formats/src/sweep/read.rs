@@ -2,9 +2,10 @@
 
 use super::columns::FIGURES;
 use super::{
-    CellType, Domain, Formula, Interval, MOST_POINTS, Measure, Method, Objective, Parameter, Program, Replays, Search,
-    Sweep, Target, Value,
+    Domain, Formula, Interval, MOST_POINTS, Measure, Method, Objective, Parameter, Program, Replays, Search, Sweep,
+    Target, Value,
 };
+use crate::column::CellType;
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::syntax::syntax_error;
 use std::borrow::Cow;
@@ -452,12 +453,13 @@ impl<'t> Reader<'t> {
         // The names of phases are not known yet.
         let is_column = |name: &str| {
             name.contains('.')
-                || FIGURES.iter().any(|figure| figure.name == name && figure.holds != CellType::Text)
+                || FIGURES.iter().any(|figure| figure.name == name && figure.kind.holds() != CellType::Text)
                 || measures.iter().any(|measure| measure.name == name)
                 || parameters.iter().any(|parameter| parameter.name == name)
         };
         let known = || {
-            let figures = FIGURES.iter().filter(|figure| figure.holds != CellType::Text).map(|figure| figure.name);
+            let figures =
+                FIGURES.iter().filter(|figure| figure.kind.holds() != CellType::Text).map(|figure| figure.name);
             figures.chain(measures.iter().map(|measure| &*measure.name))
         };
         let mut objectives = Vec::new();

@@ -1,6 +1,7 @@
 //! Owns the results of a sweep as a table: one row per trial, as CSV and as Parquet. `uniference-studies` fills the
 //! columns.
 
+use crate::column::{Cell, CellType, Kind};
 use parquet::basic::{Compression, LogicalType, Repetition, Type as PhysicalType};
 use parquet::column::writer::ColumnWriter;
 use parquet::data_type::ByteArray;
@@ -8,43 +9,15 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::Type as Schema;
-use serde::Serialize;
 use std::sync::Arc;
 
-/// A value of a table.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum Cell {
-    /// No value: it is unknown.
-    Null,
-    /// A whole number.
-    Integer(i64),
-    /// A floating-point number.
-    Float(f64),
-    /// True or false.
-    Boolean(bool),
-    /// A string.
-    Text(String),
-}
-
-/// Type of a column's cells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CellType {
-    /// Integers.
-    Integer,
-    /// Floating-point numbers.
-    Float,
-    /// True or false.
-    Boolean,
-    /// Strings.
-    Text,
-}
-
-/// A column of a table.
+/// A column of the results with its cells.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Column {
+pub struct ResultColumn {
     /// The column's name.
     pub name: String,
+    /// Kind of its values.
+    pub kind: Kind,
     /// Type of its cells.
     pub holds: CellType,
     /// Its cells, one for each row.
@@ -55,34 +28,12 @@ pub struct Column {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Results {
     /// The columns, all with the same number of cells.
-    pub columns: Vec<Column>,
+    pub columns: Vec<ResultColumn>,
 }
 
-impl Cell {
-    /// The cell as a number, if it is one.
-    pub fn number(&self) -> Option<f64> {
-        match self {
-            Cell::Integer(number) => Some(*number as f64),
-            Cell::Float(number) => Some(*number),
-            Cell::Null | Cell::Boolean(_) | Cell::Text(_) => None,
-        }
-    }
-
-    /// The cell in CSV: an unknown value is empty.
-    pub fn text(&self) -> String {
-        match self {
-            Cell::Null => String::new(),
-            Cell::Integer(number) => number.to_string(),
-            Cell::Float(number) => number.to_string(),
-            Cell::Boolean(value) => value.to_string(),
-            Cell::Text(text) => text.clone(),
-        }
-    }
-}
-
-impl Column {
-    /// A column of the narrowest type that holds its cells.
-    pub fn of(name: String, cells: Vec<Cell>) -> Column {
+impl ResultColumn {
+    /// A column of no unit, of the narrowest type that holds its cells.
+    pub fn of(name: String, cells: Vec<Cell>) -> ResultColumn {
         let all = |fits: fn(&Cell) -> bool| cells.iter().all(|cell| *cell == Cell::Null || fits(cell));
         let holds = if all(|cell| matches!(cell, Cell::Integer(_))) {
             CellType::Integer
@@ -93,13 +44,13 @@ impl Column {
         } else {
             CellType::Text
         };
-        Column { name, holds, cells }
+        ResultColumn { name, kind: Kind::Number, holds, cells }
     }
 }
 
 impl Results {
     /// The column with this name.
-    pub fn column(&self, name: &str) -> Option<&Column> {
+    pub fn column(&self, name: &str) -> Option<&ResultColumn> {
         self.columns.iter().find(|column| column.name == name)
     }
 
@@ -132,7 +83,7 @@ impl Results {
     }
 
     fn parquet(&self) -> Result<Vec<u8>, ParquetError> {
-        let field = |column: &Column| {
+        let field = |column: &ResultColumn| {
             let (physical, logical) = match column.holds {
                 CellType::Integer => (PhysicalType::INT64, None),
                 CellType::Float => (PhysicalType::DOUBLE, None),
@@ -193,11 +144,11 @@ mod tests {
         let text = |text: &str| Cell::Text(text.to_owned());
         let results = Results {
             columns: vec![
-                Column::of("ranks".into(), vec![Cell::Integer(2), Cell::Integer(4)]),
-                Column::of("rate".into(), vec![text("1 Gbps"), Cell::Integer(3)]),
-                Column::of("s".into(), vec![Cell::Float(0.1), Cell::Null]),
-                Column::of("fast".into(), vec![Cell::Boolean(true), Cell::Null]),
-                Column { name: "error".into(), holds: CellType::Text, cells: vec![Cell::Null, text("a, \"b\"\nc")] },
+                ResultColumn::of("ranks".into(), vec![Cell::Integer(2), Cell::Integer(4)]),
+                ResultColumn::of("rate".into(), vec![text("1 Gbps"), Cell::Integer(3)]),
+                ResultColumn::of("s".into(), vec![Cell::Float(0.1), Cell::Null]),
+                ResultColumn::of("fast".into(), vec![Cell::Boolean(true), Cell::Null]),
+                ResultColumn::of("error".into(), vec![Cell::Null, text("a, \"b\"\nc")]),
             ],
         };
         let csv = String::from_utf8(results.to_csv()).unwrap();

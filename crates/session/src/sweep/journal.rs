@@ -5,7 +5,7 @@ use rusqlite::types::Value as Stored;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use uniference_formats::sweep::Cell;
+use uniference_formats::column::Cell;
 use uniference_host::error::HostError;
 use uniference_studies::sweep::Source;
 

@@ -304,7 +304,7 @@ impl<'a> Pool<'a> {
     }
 }
 
-type Outcome = Result<(Source, std::collections::BTreeMap<String, uniference_formats::sweep::Cell>), String>;
+type Outcome = Result<(Source, std::collections::BTreeMap<String, uniference_formats::column::Cell>), String>;
 
 /// The replay of a record on a trial's cluster.
 fn replay_of(trial: &Trial, program: &Program, record: &Path, folder: &Path) -> Result<Replay, HostError> {

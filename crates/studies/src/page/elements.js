@@ -21,9 +21,15 @@ const joules = (value) => inUnits(value, UNITS_OF_ENERGY);
 const percent = (share) =>
   share === null || share === undefined ? "not known" : `${(100 * share).toFixed(1)}\u00a0%`;
 const signedPercent = (share) => `${share > 0 ? "+" : ""}${percent(share)}`;
-const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+const grouped = (count) => count?.toLocaleString("en") ?? "not known";
+const counted = (count, noun) => `${grouped(count)} ${noun}${count === 1 ? "" : "s"}`;
 /** The name of a line without its folders. */
 const shortLine = (line) => (line ? line.slice(line.lastIndexOf("/") + 1) : "");
+/** Functions that format a value, by the kind of its column (`Kind` of the crate `formats`). */
+const SHOW = {
+  line: shortLine, flag: (value) => (value ? "yes" : ""), count: grouped, bytes, byte_rate: (rate) => `${(rate / 1e9).toFixed(1)}\u00a0GB/s`,
+  seconds, picoseconds: (value) => seconds(value * 1e-12), joules, ratio: percent,
+};
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 const largest = (numbers) => numbers.reduce((most, number) => Math.max(most, number), 0);
 
@@ -38,9 +44,9 @@ function element(tag, attributes = {}, ...children) {
 }
 
 /**
- * A table with columns that sort by a click on their titles. `columns`: `{title, of, show}`, where `of` returns the
- * value of a row for sorting and `show` the value's text; numbers are aligned to the right. A long table shows its first
- * rows until the user asks for all.
+ * A table with columns that sort by a click on their titles. `columns`: `{title, of, show, about}`, where `of` returns
+ * the value of a row for sorting, `show` the value's text, and `about` describes the column; numbers are aligned to the
+ * right. A long table shows its first rows until the user asks for all.
  */
 function sortableTable(caption, columns, rows) {
   const MOST = 200;
@@ -59,7 +65,7 @@ function sortableTable(caption, columns, rows) {
     );
   const heads = columns.map((column, number) => {
     const head = element("th", { scope: "col", class: numeric[number] ? "number" : null });
-    head.append(element("button", { type: "button", onclick: () => sortBy(head, number) }, column.title));
+    head.append(element("button", { type: "button", title: column.about, onclick: () => sortBy(head, number) }, column.title));
     return head;
   });
   const sortBy = (head, number) => {

@@ -30,7 +30,7 @@ const figures = (pairs) =>
   element("dl", { class: "figures" }, pairs.filter(([, value]) => value !== null && value !== undefined).map(([title, value], number) =>
     element("div", {}, element("dt", {}, title), element("dd", number === 0 ? { class: "large" } : {}, value))));
 
-const column = (title, of, show) => ({ title, of, show });
+const column = (title, of, show, about) => ({ title, of, show, about });
 
 function paint() {
   for (const chart of charts) if (chart.box.clientWidth > 0) draw(chart);

@@ -23,9 +23,11 @@ use crate::memory::{Held, Kind, Point};
 use crate::whatif::WhatIf;
 use operations::Operations;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use timeline::Timeline;
-use uniference_formats::report::Report;
-use uniference_formats::sweep::{Column, Results, Sweep};
+use uniference_formats::column::{Column, Kind as ColumnKind};
+use uniference_formats::report::{Report, TABLES};
+use uniference_formats::sweep::{FIGURES, ResultColumn, Results, Sweep};
 use uniference_formats::trace::LinkRates;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::event::{Event, Observer};
@@ -171,12 +173,35 @@ fn memory(held: &Held) -> Vec<MemoryChart> {
     known.into_iter().map(of_rank).collect()
 }
 
+/// The data of a page of runs.
+#[derive(Serialize)]
+struct Runs<'a> {
+    /// Columns of the report's tables, by the tables' names.
+    tables: BTreeMap<&'static str, Vec<ShownColumn>>,
+    runs: &'a [RunPage],
+}
+
+/// A column of the report, as the page's scripts read it.
+#[derive(Serialize)]
+struct ShownColumn {
+    name: &'static str,
+    title: &'static str,
+    kind: ColumnKind,
+    meaning: String,
+}
+
 /// One HTML file that shows the runs side by side and needs neither another file nor a network.
 ///
 /// # Panics
 /// Never.
 pub fn render(runs: &[RunPage]) -> String {
-    page("Uniference report", &serde_json::to_string(runs).expect("texts and numbers are JSON"), RUNS)
+    let shown = |column: &Column| {
+        let Column { name, title, kind, .. } = *column;
+        ShownColumn { name, title, kind, meaning: column.meaning() }
+    };
+    let tables = TABLES.iter().map(|(table, columns)| (*table, columns.iter().map(shown).collect())).collect();
+    let data = serde_json::to_string(&Runs { tables, runs }).expect("texts and numbers are JSON");
+    page("Uniference report", &data, RUNS)
 }
 
 /// One HTML file with the results of a sweep.
@@ -184,7 +209,15 @@ pub fn render(runs: &[RunPage]) -> String {
 /// # Panics
 /// Never.
 pub fn sweep(sweep: &Sweep, results: &Results) -> String {
-    let column = |column: &Column| serde_json::json!({ "name": column.name, "cells": column.cells });
+    let column = |column: &ResultColumn| {
+        let figure = FIGURES.iter().find(|figure| figure.name == column.name);
+        serde_json::json!({
+            "name": column.name,
+            "kind": column.kind,
+            "meaning": figure.map(Column::meaning),
+            "cells": column.cells,
+        })
+    };
     let data = serde_json::json!({
         "name": sweep.name,
         "parameters": sweep.parameters.iter().map(|parameter| &parameter.name).collect::<Vec<_>>(),

@@ -1,7 +1,7 @@
 // Owns the layout and the controls of the report page: sections with the runs side by side, the theme, zoom and play by
 // mouse, touch and keys.
 
-const runs = JSON.parse(document.getElementById("data").textContent);
+const { tables, runs } = JSON.parse(document.getElementById("data").textContent);
 const longest = largest(runs.map((run) => run.report.makespan_s)) || 1;
 /** The keys and buttons of a chart whose time can be zoomed. */
 function zoomable(made) {
@@ -102,19 +102,15 @@ function overview(run) {
   ];
 }
 
+/** The columns of a table of the report that some row has a value of. `words`: names for null, by column. */
+const columnsOf = (table, rows, words = {}) =>
+  tables[table].filter(({ name }) => words[name] || rows.some((row) => (row[name] ?? null) !== null))
+    .map(({ name, title, kind, meaning }) => column(title, (row) => row[name] ?? words[name] ?? null, SHOW[kind], meaning));
+
 function ranksSection(run) {
-  const table = sortableTable(`Ranks of ${run.name}`, [
-    column("rank", (rank) => rank.rank), column("device", (rank) => rank.device),
-    column("finish", (rank) => (rank.finish_ps === null ? null : rank.finish_ps * 1e-12), seconds),
-    column("compute", (rank) => rank.compute_s, seconds), column("exposed communication", (rank) => rank.exposed_comm_s, seconds),
-    column("of it late peer", (rank) => rank.late_peer_s, seconds), column("of it no data", (rank) => rank.no_data_s, seconds),
-    column("idle", (rank) => rank.idle_s, seconds), column("sent", (rank) => rank.bytes_sent, bytes), column("received", (rank) => rank.bytes_received, bytes),
-  ], run.report.ranks);
-  const streams = run.report.streams ?? [];
-  const ofStreams = streams.length === 0 ? null : sortableTable(`Streams of GPUs of ${run.name}`, [
-    column("rank", (row) => row.rank), column("stream", (row) => row.stream ?? "all"), column("kernels", (row) => row.kernels_s, seconds),
-    column("copies", (row) => row.copies_s, seconds), column("communication", (row) => row.communication_s, seconds), column("of it exposed", (row) => row.exposed_comm_s, seconds),
-  ], streams);
+  const { ranks, streams = [] } = run.report;
+  const table = sortableTable(`Ranks of ${run.name}`, columnsOf("ranks", ranks), ranks);
+  const ofStreams = streams.length === 0 ? null : sortableTable(`Streams of GPUs of ${run.name}`, columnsOf("streams", streams, { stream: "all" }), streams);
   return [figure("ranks", run, ranksTime(run)), details("Table of ranks", table), ofStreams && details("Table of streams", ofStreams)];
 }
 
@@ -148,20 +144,12 @@ function operationsSection(run) {
   if (!bySize && !overall) return null;
   const sizes = bySize && sortableTable(`Operations of ${run.name} by size`, [
     column("operation", (row) => row.operation), column("ranks", (row) => row.members), column("size", (row) => row.bytes, bytes),
-    column("count", (row) => row.count, (count) => count.toLocaleString("en")), column("time", (row) => row.time_s, seconds),
+    column("count", (row) => row.count, SHOW.count), column("time", (row) => row.time_s, seconds),
     column("until the last rank came", (row) => row.late_s, seconds), column("at least on this network", (row) => row.bound_s, seconds),
     column("above the bound, all together", (row) => (row.bound_s === null ? null : row.count * Math.max(0, row.time_s - row.late_s - row.bound_s)), seconds),
   ], run.seen.operations);
-  const groups = sortableTable(`Operations of ${run.name} by group, summed over ranks`, [
-    column("operation", (row) => row.operation), column("group", (row) => row.group), column("calls", (row) => row.count, (count) => count.toLocaleString("en")),
-    column("size", (row) => row.bytes, bytes), column("time", (row) => row.time_s, seconds), column("exposed", (row) => row.exposed_s, seconds),
-    ...(run.report.operations.some((row) => row.ranks)
-      ? [
-          column("kernel on CUDA streams", (row) => row.kernel_s ?? null, seconds), column("overlapped by kernels", (row) => row.overlapped_s ?? null, seconds),
-          column("exposed: late peer", (row) => row.late_peer_s ?? null, seconds), column("bus bandwidth", (row) => row.bus_bandwidth ?? null, (rate) => `${(rate / 1e9).toFixed(1)} GB/s`),
-        ]
-      : []),
-  ], run.report.operations);
+  const { operations } = run.report;
+  const groups = sortableTable(`Operations of ${run.name} by group, summed over ranks`, columnsOf("operations", operations), operations);
   return [
     figure("operations-by-size", run, bySize), sizes && details("Table of operations by size", sizes),
     figure("operations", run, overall), details("Table of operations by group", groups),
@@ -171,14 +159,7 @@ function operationsSection(run) {
 function phasesSection(run) {
   const chart = phases(run);
   if (!chart) return null;
-  const table = sortableTable(`Ranges of ${run.name}`, [
-    column("range", (row) => row.name), column("rank", (row) => row.rank), column("count", (row) => row.count), column("total", (row) => row.total_s, seconds),
-    column("median", (row) => row.p50_s, seconds), column("90 %", (row) => row.p90_s, seconds), column("99 %", (row) => row.p99_s, seconds),
-    column("compute", (row) => row.compute_s, seconds), column("exposed communication", (row) => row.exposed_comm_s, seconds),
-    ...(run.report.phases.some((row) => row.kernels_s !== undefined)
-      ? [column("kernels launched", (row) => row.kernels_s ?? null, seconds), column("communication launched", (row) => row.communication_s ?? null, seconds)]
-      : []),
-  ], run.report.phases);
+  const table = sortableTable(`Ranges of ${run.name}`, columnsOf("phases", run.report.phases), run.report.phases);
   return [figure("phases", run, chart), details("Table of ranges", table)];
 }
 
@@ -199,10 +180,8 @@ function memorySection(run) {
     made.forEach((of, number) => { of.hidden = number !== choice.selectedIndex; });
     draw(made[choice.selectedIndex].entry);
   } }, over.map((chart) => element("option", {}, `rank ${chart.rank}`)));
-  const table = sortableTable(`Memory of ${run.name} at the peaks of its ranks`, [
-    column("rank", (row) => row.rank), column("kind", (row) => row.kind.replace("_", " ")), column("held", (row) => row.peak_bytes, bytes),
-    column("line", (row) => row.line, shortLine), column("function", (row) => row.function), column("backward pass", (row) => (row.backward ? "yes" : "")),
-  ], run.report.memory);
+  const { memory } = run.report;
+  const table = sortableTable(`Memory of ${run.name} at the peaks of its ranks`, columnsOf("memory", memory), memory);
   return [
     over.length > 1 ? element("p", { class: "tools" }, element("label", {}, "Over time: ", choice)) : null,
     over.length ? holder : null, figure("memory", run, peaks), details("Table of memory", table),
@@ -211,22 +190,14 @@ function memorySection(run) {
 
 function energySection(run) {
   const chart = energy(run);
-  if (!chart) return null;
-  const rows = run.report.ranks.filter((rank) => rank.energy_j !== undefined);
-  const table = sortableTable(`Energy of ${run.name}`, [
-    column("rank", (rank) => rank.rank), column("device", (rank) => rank.device), column("energy", (rank) => rank.energy_j, joules),
-  ], rows);
-  return [figure("energy", run, chart), details("Table of energy", table)];
+  return chart && [figure("energy", run, chart)];
 }
 
 function criticalSection(run) {
   const path = pathOf(run);
   if (!path || path.kinds.length === 0) return null;
-  const table = sortableTable(`Parts of the critical path of ${run.name}`, [
-    column("kind", (part) => part.kind), column("of", (part) => part.link ?? (part.rank === null || part.rank === undefined ? null : `rank ${part.rank}`)),
-    column("in", (part) => part.name), column("line", (part) => part.line, shortLine), column("time", (part) => part.seconds, seconds),
-    column("share", (part) => part.share, percent), column("spans", (part) => part.count ?? null),
-  ], path.parts);
+  const spans = path.parts.some((part) => part.count) ? [column("spans", (part) => part.count, SHOW.count)] : [];
+  const table = sortableTable(`Parts of the critical path of ${run.name}`, [...columnsOf("critical_path", path.parts), ...spans], path.parts);
   return [figure("critical-path", run, pathKinds([run])), details("Table of its parts", table)];
 }
 

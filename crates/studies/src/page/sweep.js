@@ -1,9 +1,9 @@
 // Owns the page of a sweep: lines, heat map and Pareto front of its trials, the controls, and the table of all trials.
 
 const study = JSON.parse(document.getElementById("data").textContent);
-const cellsOf = new Map(study.columns.map(({ name, cells }) => [name, cells]));
-const cell = (name, row) => cellsOf.get(name)?.[row] ?? null;
-const rows = (cellsOf.get("trial") ?? []).map((_, row) => row);
+const columnOf = new Map(study.columns.map((column) => [column.name, column]));
+const cell = (name, row) => columnOf.get(name)?.cells[row] ?? null;
+const rows = (columnOf.get("trial")?.cells ?? []).map((_, row) => row);
 const finished = rows.filter((row) => cell("status", row) === "finished");
 const isNumber = (name) => finished.some((row) => typeof cell(name, row) === "number") && finished.every((row) => ["number", "object"].includes(typeof cell(name, row)));
 const measures = study.columns.map(({ name }) => name).filter((name) => !study.parameters.includes(name) && !["trial", "record"].includes(name) && isNumber(name));
@@ -17,12 +17,8 @@ const varied = study.parameters.filter((name) => valuesOf.get(name).length > 1);
 const MOST_NAMES = 40;
 
 /** The function that formats a measure. */
-function shower(name) {
-  if (/_s$/.test(name) && !/per_s$/.test(name)) return seconds;
-  if (/bytes/.test(name)) return bytes;
-  if (/_j$/.test(name)) return joules;
-  return (value) => (value === null ? "not known" : Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 }));
-}
+const shower = (name) =>
+  SHOW[columnOf.get(name).kind] ?? ((value) => (value === null ? "not known" : Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 })));
 const shown = (value) => (value === null ? "not known" : `${value}`);
 const settings = (row) => varied.map((name) => `${name} ${shown(cell(name, row))}`).join(", ");
 /** Ratio of the largest to the least number beyond which an axis is logarithmic. */
@@ -188,7 +184,7 @@ function overview() {
 function trials() {
   const named = ["trial", ...study.parameters, ...study.columns.map(({ name }) => name).filter((name) => name !== "trial" && !study.parameters.includes(name) && !["digest", "command"].includes(name))];
   const show = (name) => (measures.includes(name) ? shower(name) : undefined);
-  return sortableTable(`Trials of ${study.name}`, named.map((name) => column(name, (row) => cell(name, row), show(name))), rows);
+  return sortableTable(`Trials of ${study.name}`, named.map((name) => column(name, (row) => cell(name, row), show(name), columnOf.get(name)?.meaning)), rows);
 }
 
 function build() {

@@ -174,6 +174,13 @@ fn texts_of_a_run_stay_texts() {
     }
 }
 
+/// The scripts name only tables that exist.
+#[test]
+fn scripts_follow_the_tables_of_reports() {
+    let named: Vec<&str> = RUNS.split("columnsOf(\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+    assert!(named.len() > 4 && named.iter().all(|name| TABLES.iter().any(|(table, _)| table == name)), "{named:?}");
+}
+
 /// No file is fetched: the policy forbids it, and no element names another file.
 #[test]
 fn a_page_needs_no_other_file() {

@@ -35,7 +35,8 @@ pub fn best(search: &Search, results: &Results) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uniference_formats::sweep::{Cell, Column, Sweep};
+    use uniference_formats::column::Cell;
+    use uniference_formats::sweep::{ResultColumn, Sweep};
 
     #[test]
     fn nobody_beats_the_best() {
@@ -44,7 +45,7 @@ mod tests {
         let search = Sweep::parse("s.toml", text).unwrap().search.unwrap();
         let float = |name: &str, numbers: [f64; 6]| {
             let cell = |number: f64| if number.is_nan() { Cell::Null } else { Cell::Float(number) };
-            Column::of(name.into(), numbers.map(cell).into())
+            ResultColumn::of(name.into(), numbers.map(cell).into())
         };
         let columns = vec![
             float("makespan_s", [3.0, 1.0, 2.0, 3.0, 0.5, 0.1]),

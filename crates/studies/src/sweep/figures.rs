@@ -1,8 +1,9 @@
 //! Owns the figures of a trial's report in the table of results, and the table's columns.
 
 use std::collections::BTreeMap;
+use uniference_formats::column::{Cell, CellType, Column, Kind, Place, TableRow};
 use uniference_formats::report::{HOST_MEMORY, Report};
-use uniference_formats::sweep::{Cell, CellType, Column, FIGURES, Results, Sweep, Value};
+use uniference_formats::sweep::{FIGURES, ResultColumn, Results, Sweep, Value};
 
 /// The source of a trial's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,64 +30,68 @@ pub struct Row {
 /// The figures of a run, by column. Unknown figures are left out.
 pub fn figures(report: &Report) -> BTreeMap<String, Cell> {
     let mut figures = BTreeMap::new();
-    let ranks = report.ranks.len() as f64;
-    let mut number = |name: &str, value: Option<f64>| {
-        if let Some(value) = value.filter(|value| value.is_finite()) {
-            figures.insert(name.to_owned(), Cell::Float(value));
+    let mut put = |name: &str, cell: Cell| {
+        if cell != Cell::Null && cell.number().is_none_or(f64::is_finite) {
+            figures.insert(name.to_owned(), cell);
         }
     };
-    let mean = |of: fn(&uniference_formats::report::RankReport) -> f64| {
-        (ranks > 0.0).then(|| report.ranks.iter().map(of).sum::<f64>() / ranks)
-    };
-    number("makespan_s", Some(report.makespan_s));
-    number("compute_s", mean(|rank| rank.compute_s));
-    number("exposed_comm_s", mean(|rank| rank.exposed_comm_s));
-    number("late_peer_s", mean(|rank| rank.late_peer_s));
-    number("idle_s", mean(|rank| rank.idle_s));
-    number("energy_j", report.energy_j);
-    number("price", report.price);
-    number("tokens_per_s", report.job.as_ref().map(|job| job.tokens_per_s));
-    number("mfu", report.job.as_ref().map(|job| job.mfu));
-    number("bubble", report.job.as_ref().and_then(|job| job.bubble));
-    number("interval_low_s", report.interval.as_ref().map(|interval| interval.low_s));
-    number("interval_high_s", report.interval.as_ref().map(|interval| interval.high_s));
+    let float = |value: Option<f64>| value.map_or(Cell::Null, Cell::Float);
+    put("makespan_s", Cell::Float(report.makespan_s));
+    for (column, cells) in selected(&report.ranks) {
+        let integers = cells.iter().map(|cell| if let Cell::Integer(number) = cell { *number } else { 0 });
+        let mean = cells.iter().filter_map(Cell::number).sum::<f64>() / cells.len() as f64;
+        let is_sum = column.kind.holds() == CellType::Integer;
+        put(column.name, if is_sum { Cell::Integer(integers.fold(0, i64::saturating_add)) } else { Cell::Float(mean) });
+    }
+    put("energy_j", float(report.energy_j));
+    put("price", float(report.price));
+    for (column, cells) in selected(report.job.as_slice()) {
+        cells.into_iter().for_each(|cell| put(column.name, cell));
+    }
+    put("interval_low_s", float(report.interval.as_ref().map(|interval| interval.low_s)));
+    put("interval_high_s", float(report.interval.as_ref().map(|interval| interval.high_s)));
     // A range counts with its duration on the rank that is slowest in it.
-    let mut slowest: BTreeMap<String, f64> = BTreeMap::new();
-    for phase in &report.phases {
-        for (what, seconds) in [("total_s", phase.total_s), ("p50_s", phase.p50_s), ("p99_s", phase.p99_s)] {
-            let longest = slowest.entry(format!("{}.{what}", phase.name)).or_insert(seconds);
-            *longest = longest.max(seconds);
+    for phases in report.phases.chunk_by(|one, next| one.name == next.name) {
+        for (column, cells) in selected(phases) {
+            let longest = cells.iter().filter_map(Cell::number).max_by(f64::total_cmp);
+            put(&format!("{}.{}", phases[0].name, column.name), float(longest));
         }
     }
-    slowest.iter().for_each(|(name, seconds)| number(name, Some(*seconds)));
     let integer = |value: u64| Cell::Integer(i64::try_from(value).unwrap_or(i64::MAX));
     let mut held: BTreeMap<u32, u64> = BTreeMap::new();
     for memory in report.memory.iter().filter(|memory| memory.kind != HOST_MEMORY) {
         *held.entry(memory.rank).or_default() += memory.peak_bytes;
     }
     let most = held.into_values().max().or(report.job.as_ref().map(|job| job.memory_bytes));
-    figures.extend(most.map(|bytes| ("memory_bytes".to_owned(), integer(bytes))));
-    figures.insert("bytes_sent".to_owned(), integer(report.ranks.iter().map(|rank| rank.bytes_sent).sum()));
-    figures.insert("digest".to_owned(), Cell::Text(report.digest.clone()));
+    put("memory_bytes", most.map_or(Cell::Null, integer));
+    put("digest", Cell::Text(report.digest.clone()));
     if !report.warnings.is_empty() {
-        figures.insert("warnings".to_owned(), Cell::Text(report.warnings.join("\n")));
+        put("warnings", Cell::Text(report.warnings.join("\n")));
     }
     figures
 }
 
+/// The columns of these rows that the results of sweeps have, each with its cells.
+fn selected<R: TableRow>(rows: &[R]) -> impl Iterator<Item = (&'static Column, Vec<Cell>)> {
+    let rows: Vec<Vec<Cell>> = rows.iter().map(TableRow::cells).collect();
+    let columns = R::COLUMNS.iter().enumerate().filter(|(_, column)| column.is_in(Place::Sweep));
+    columns.map(move |(at, column)| (column, rows.iter().map(|cells| cells[at].clone()).collect()))
+}
+
 /// The table of trials that have been carried out. Figures that no trial has are left out, except the makespan.
 pub fn results(sweep: &Sweep, rows: &[Row]) -> Results {
-    let mut columns: Vec<Column> = Vec::new();
-    for figure in FIGURES {
+    let mut columns: Vec<ResultColumn> = Vec::new();
+    for figure in FIGURES.iter() {
         let cells: Vec<Cell> = rows.iter().map(|row| fixed(row, figure.name)).collect();
         let always = ["trial", "status", "error", "source", "makespan_s"].contains(&figure.name);
         if always || cells.iter().any(|cell| *cell != Cell::Null) {
-            columns.push(Column { name: figure.name.to_owned(), holds: figure.holds, cells });
+            let (name, kind) = (figure.name.to_owned(), figure.kind);
+            columns.push(ResultColumn { name, kind, holds: kind.holds(), cells });
         }
         if figure.name == "trial" {
             let of = |number: usize| rows.iter().map(|row| cell(&row.settings[number])).collect();
             let parameters = sweep.parameters.iter().enumerate();
-            columns.extend(parameters.map(|(number, parameter)| Column::of(parameter.name.clone(), of(number))));
+            columns.extend(parameters.map(|(number, parameter)| ResultColumn::of(parameter.name.clone(), of(number))));
         }
     }
     let known = |name: &String| columns.iter().any(|column| column.name == *name);
@@ -95,8 +100,11 @@ pub fn results(sweep: &Sweep, rows: &[Row]) -> Results {
         finished.flat_map(|(_, figures)| figures.keys()).filter(|name| name.contains('.') && !known(name)).collect();
     phases.sort();
     phases.dedup();
-    let float = |name: &str, cells| Column { name: name.to_owned(), holds: CellType::Float, cells };
-    let phases: Vec<Column> =
+    let float = |name: &str, cells| {
+        let (name, kind) = (name.to_owned(), Kind::of_name(name));
+        ResultColumn { name, kind, holds: CellType::Float, cells }
+    };
+    let phases: Vec<ResultColumn> =
         phases.into_iter().map(|name| float(name, rows.iter().map(|row| fixed(row, name)).collect())).collect();
     columns.extend(phases);
     for measure in &sweep.measures {
@@ -152,9 +160,7 @@ mod tests {
             rank,
             kind: kind.to_owned(),
             peak_bytes,
-            line: None,
-            function: None,
-            backward: false,
+            ..Default::default()
         };
         report.memory = memory.into_iter().map(kind).collect();
         report.phases = [(0, 0.5), (1, 0.75)]
@@ -164,12 +170,7 @@ mod tests {
                 count: 1,
                 total_s,
                 p50_s: total_s,
-                p90_s: total_s,
-                p99_s: total_s,
-                compute_s: None,
-                exposed_comm_s: None,
-                kernels_s: None,
-                communication_s: None,
+                ..Default::default()
             })
             .into();
         report
@@ -183,17 +184,7 @@ mod tests {
         assert_eq!(figures["memory_bytes"], Cell::Integer(11));
         assert_eq!(figures["decode.p50_s"], Cell::Float(0.75));
         assert!(!figures.contains_key("price") && !figures.contains_key("warnings"));
-        let job = Some(JobReport {
-            tokens: 1,
-            tokens_per_s: 7.0,
-            tokens_per_s_per_device: 1.0,
-            model_flops: 1.0,
-            flops_per_s_per_device: 1.0,
-            mfu: 0.5,
-            bubble: None,
-            memory_bytes: 12,
-            expert_imbalance: None,
-        });
+        let job = Some(JobReport { tokens_per_s: 7.0, memory_bytes: 12, ..Default::default() });
         let figures = super::figures(&Report { memory: Vec::new(), job, ..report() });
         assert_eq!((&figures["memory_bytes"], &figures["tokens_per_s"]), (&Cell::Integer(12), &Cell::Float(7.0)));
     }
