@@ -100,6 +100,9 @@ class Operation:
     """The part of `exposed_s` before all members had entered the operation. Unit: s."""
     bus_bandwidth: float | None = None
     """Bus bandwidth over `kernel_s`, as nccl-tests define it. Unit: B/s."""
+    exposed_share: float | None = None
+    """`exposed_s` as a fraction of the time of all ranks, which is the makespan times the number of ranks; absent if
+    the makespan is 0."""
     # End of columns.
 
     def __repr__(self) -> str:
