@@ -44,14 +44,14 @@ class Rank:
     compute_s: float
     """Time in which the rank computed while its communication was not exposed. Unit: s."""
     exposed_comm_s: float
-    """Exposed communication: the rank was blocked in a communication call and nothing computed, or an operation was in
-    progress on a CUDA stream of its GPU and no kernel ran on any stream. Unit: s."""
+    """Exposed communication: the rank was blocked in a communication call and nothing computed, or an operation was
+    in progress on a CUDA stream of its GPU and no kernel ran on any stream. Unit: s."""
     late_peer_s: float
     """The part of `exposed_comm_s` before a peer had entered the operation: for a send or receive, before the other
     side had called it. Unit: s."""
     no_data_s: float = 0.0
-    """The part of `late_peer_s` in receives: the peer had not issued the send. Reports of earlier versions lack it. The
-    terminal shows it if it is at least 1 % of the run on some rank. Unit: s."""
+    """The part of `late_peer_s` in receives: the peer had not issued the send. Reports of earlier versions lack it.
+    The terminal shows it if it is at least 1 % of the run on some rank. Unit: s."""
     idle_s: float
     """The other time: sleep, waits for the store, and time after the rank's finish. Unit: s."""
     bytes_sent: int
@@ -61,8 +61,8 @@ class Rank:
     wire_bytes_sent: int
     """Bytes that the rank sent, with headers and control messages. Unit: B."""
     energy_j: float | None = None
-    """Energy of the rank's device from the start to the end of the run; absent if the device's power is unknown. Unit:
-    J."""
+    """Energy of the rank's device from the start to the end of the run; absent if the device's power is unknown.
+    Unit: J."""
     # End of columns.
 
     def __repr__(self) -> str:
@@ -84,8 +84,8 @@ class Operation:
     bytes: int
     """Sizes of the tensors that the members named in the calls. Unit: B."""
     time_s: float
-    """Time from the issue of the calls to their completion; on CUDA streams from the time at which the stream reached
-    the operation. If any call of the row was on a CUDA stream, only those calls count. Unit: s."""
+    """Time from the issue of the calls to their completion; on CUDA streams from the time at which the stream
+    reached the operation. If any call of the row was on a CUDA stream, only those calls count. Unit: s."""
     exposed_s: float
     """Exposed communication: ranks were blocked for the operation and nothing computed; on CUDA streams the part of
     `time_s` in which no kernel ran on any stream of the GPU. Unit: s."""
@@ -100,6 +100,9 @@ class Operation:
     """The part of `exposed_s` before all members had entered the operation. Unit: s."""
     bus_bandwidth: float | None = None
     """Bus bandwidth over `kernel_s`, as nccl-tests define it. Unit: B/s."""
+    exposed_share: float | None = None
+    """`exposed_s` as a fraction of the time of all ranks, which is the makespan times the number of ranks; absent if
+    the makespan is 0."""
     # End of columns.
 
     def __repr__(self) -> str:
@@ -128,7 +131,8 @@ class Phase:
     compute_s: float | None = None
     """The part of `total_s` in which the rank computed, as in `ranks`; absent in real runs. Unit: s."""
     exposed_comm_s: float | None = None
-    """The part of `total_s` in which the rank's communication was exposed, as in `ranks`; absent in real runs. Unit: s."""
+    """The part of `total_s` in which the rank's communication was exposed, as in `ranks`; absent in real runs.
+    Unit: s."""
     kernels_s: float | None = None
     """Durations of kernels and copies that were launched in the ranges, whenever they ran; absent if the ranges
     launched no work on CUDA streams. Unit: s."""
@@ -148,7 +152,8 @@ class Link:
     bandwidth: float
     """Maximum rate, headers included, without changes by `[[network.change]]`. Unit: B/s."""
     messages: int
-    """Number of messages with payload that passed the link, algorithm steps included; control messages are not counted."""
+    """Number of messages with payload that passed the link, algorithm steps included; control messages are not
+    counted."""
     wire_bytes: int
     """Bytes of the messages, headers included. Unit: B."""
     utilization: float
@@ -167,7 +172,8 @@ class PathPart:
     rank: int | None = None
     """The rank whose time it is; absent for times of a link, or of several ranks."""
     link: str | None = None
-    """The link that limited the messages, or if none did, the slowest link of their routes; absent for times of a rank."""
+    """The link that limited the messages, or if none did, the slowest link of their routes; absent for times of a
+    rank."""
     name: str | None = None
     """Name of the operation, or of the computed operator or range."""
     line: str | None = None

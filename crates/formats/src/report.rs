@@ -165,6 +165,7 @@ impl Report {
             .map(|(rank, device)| rank_report(rank, device, of_rank(rank), makespan))
             .collect();
         let hours = makespan.as_secs_f64() / 3_600.0;
+        let time_of_all = makespan.as_secs_f64() * devices.len() as f64;
         Report {
             version: VERSION,
             failure: None,
@@ -180,7 +181,7 @@ impl Report {
             ranks,
             operations: statistics
                 .operations()
-                .map(|(operation, group, sums)| operation_report(operation, group, sums))
+                .map(|(operation, group, sums)| operation_report(operation, group, sums, time_of_all))
                 .collect(),
             links: Vec::new(),
             memory: Vec::new(),
@@ -244,16 +245,18 @@ pub enum ReportError {
     Version(u32),
 }
 
-fn operation_report(operation: &str, group: GroupId, sums: &OperationStatistics) -> OperationReport {
+/// The figures of an operation in a run in which all ranks together have this time, in seconds.
+fn operation_report(operation: &str, group: GroupId, sums: &OperationStatistics, time_of_all: f64) -> OperationReport {
     let seconds = SimDuration::as_secs_f64;
     let of_streams = sums.on_streams.as_ref();
+    let exposed_s = seconds(of_streams.map_or(sums.exposed, |sums| sums.calls.exposed));
     OperationReport {
         operation: operation.to_owned(),
         group: group.0,
         count: sums.count,
         bytes: sums.bytes.0,
         time_s: seconds(of_streams.map_or(sums.time, |sums| sums.time)),
-        exposed_s: seconds(of_streams.map_or(sums.exposed, |sums| sums.calls.exposed)),
+        exposed_s,
         ranks: of_streams.map(|sums| sums.ranks),
         kernel_s: of_streams.map(|sums| seconds(sums.calls.kernel)),
         overlapped_s: of_streams.map(|sums| seconds(sums.calls.overlapped)),
@@ -261,6 +264,7 @@ fn operation_report(operation: &str, group: GroupId, sums: &OperationStatistics)
         bus_bandwidth: of_streams
             .map(|sums| sums.calls.bus_bytes.0 as f64 / seconds(sums.calls.kernel))
             .filter(|rate| rate.is_finite()),
+        exposed_share: Some(exposed_s / time_of_all).filter(|share| share.is_finite()),
     }
 }
 
@@ -301,7 +305,7 @@ fn rank_report(rank: usize, device: &Device, statistics: &RankStatistics, makesp
 pub(crate) mod tests {
     use super::*;
     use uniference_sim::device::Power;
-    use uniference_sim::event::{Event, Observer, Times, Traffic};
+    use uniference_sim::event::{Event, Observer, Times, Traffic, WaitReason};
     use uniference_sim::ids::{GroupId, Handle, HostId, RankId, Site};
     use uniference_sim::program::{Call, CallOp, Collective, CollectiveKind, DType, Outcome, Shape};
     use uniference_sim::time::Bytes;
@@ -376,6 +380,34 @@ pub(crate) mod tests {
             assert!((sum - report.makespan_s).abs() < 1e-15, "rank {}", rank.rank);
         }
         assert_eq!(report.makespan_ps, 2_001_000_000);
+    }
+
+    /// Both of two ranks wait 500 us for an operation in a run of 2001 us: 2 * 500 / (2 * 2001).
+    #[test]
+    fn an_operation_has_its_share_of_the_time_of_all_ranks() {
+        let mut statistics = Statistics::default();
+        for rank in [RankId(0), RankId(1)] {
+            let event = Event::Waited {
+                rank,
+                task: Default::default(),
+                start: SimTime::ZERO,
+                reason: WaitReason::Communication,
+                exposed: SimDuration::from_us(500),
+                late_peer: SimDuration::ZERO,
+                no_data: SimDuration::ZERO,
+                handles: &[],
+                call: Some(&all_reduce(1)),
+                site: Site(0),
+                cause: Default::default(),
+            };
+            statistics.record(SimTime::from_ps(500_000_000), &event);
+            let (at, times, traffic) = (SimTime::from_ps(2_001_000_000), Times::default(), Traffic::default());
+            let cause = Default::default();
+            statistics.record(at, &Event::Finished { rank, outcome: Outcome::Ok, times, traffic, cause });
+        }
+        let devices = [0, 1].map(|rank| Device::new("a", HostId(rank)));
+        let report = Report::new(&statistics, &devices, String::new(), Manifest::default());
+        assert_eq!(report.operations[0].exposed_share, Some(1e-3 / (2.0 * 2.001e-3)));
     }
 
     #[test]

@@ -99,6 +99,11 @@ rows! {
         #[column(ByteRate, "bus", Terminal)]
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub bus_bandwidth: Option<f64>,
+        /// `exposed_s` as a fraction of the time of all ranks, which is the makespan times the number of ranks; absent
+        /// if the makespan is 0.
+        #[column(Ratio, "exposed share")]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub exposed_share: Option<f64>,
     }
 
     /// Traffic of one link of the network.
