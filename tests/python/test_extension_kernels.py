@@ -2,6 +2,7 @@
 costs, which depend on lengths in memory."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -156,7 +157,8 @@ def test_operators_of_another_version_are_named_instead_of_misread(tmp_path: Pat
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.99.0\n")
     body = EXTENSION + ATTENTION.split("def took")[0].replace("seqused_k", "lengths") + "attends()\n"
-    done = run(tmp_path, body, "", "--values", "small", environment={"PYTHONPATH": str(tmp_path)})
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = run(tmp_path, body, "", "--values", "small", environment={"PYTHONPATH": path})
     assert done.code == 0, done.err
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     (schema,) = [warning for warning in report["warnings"] if "seqused_k" in warning]
