@@ -47,9 +47,11 @@ fn simulated(cluster: &Cluster, kind: CollectiveKind, bytes: u64) -> f64 {
     (0..ranks).map(|rank| outcomes.finish(rank)).max().unwrap() as f64 * 1e-6
 }
 
-/// Simulated over measured time, less one, of every row, by GPU, kind and number of ranks.
-fn errors() -> BTreeMap<(&'static str, CollectiveKind, u32), Vec<(u64, f64)>> {
-    let mut errors: BTreeMap<_, Vec<_>> = BTreeMap::new();
+/// Sizes and errors (simulated over measured time, less one) of all rows, by GPU, kind and number of ranks.
+type Errors = BTreeMap<(&'static str, CollectiveKind, u32), Vec<(u64, f64)>>;
+
+fn errors() -> Errors {
+    let mut errors = Errors::new();
     let mut times = BTreeMap::new();
     for Row { gpu, kind, ranks, bytes, microseconds } in rows() {
         let simulate = || simulated(&cluster(gpu, ranks), kind, bytes);
