@@ -1,5 +1,6 @@
 //! Kept records with the results of their replay when they were made: makespan, digest, and every figure of every rank
-//! and operation are still equal to the last bit. `tests/corpus/make.py` made the records.
+//! and operation are still equal to the last bit. `tests/corpus/make.py` made the records. The results on backends `nccl`
+//! are those since NCCL's times follow measurements.
 
 use flate2::read::GzDecoder;
 use serde_json::{Value, json};
@@ -34,7 +35,6 @@ fn every_figure_of_a_kept_record_stays_what_it_was() {
 #[test]
 fn a_record_whose_groups_are_others_elsewhere_is_refused() {
     for (case, other, on) in [
-        ("calls-2", "ddp", "nccl"),
         ("calls-2", "ddp", "slow"),
         ("layers-2", "ddp", "nccl"),
         ("layers-4", "pairs", "servers"),

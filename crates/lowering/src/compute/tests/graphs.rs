@@ -48,7 +48,7 @@ fn an_event_outside_of_a_graph_happens_where_the_graph_records_it() {
     });
     let launched = program.slice(|encoder| encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 5 }));
     let waits = Asks(Op::Synchronize { work: DeviceWork::Event { event: 9, records: 1 }, site: Site(0) });
-    let works = program.slice(|encoder| (0..10).for_each(|_| operator(encoder, 0)));
+    let works = program.slice(|encoder| (0..50).for_each(|_| operator(encoder, 0)));
     let end = ends(vec![captured, synchronizes(), launched, waits, works, synchronizes()]);
     assert_eq!(end, 11.0 + 4.0 + 10.0 + 60.0);
 }
