@@ -85,7 +85,7 @@ pub enum CellType {
     Text,
 }
 
-/// A row of a table whose columns are declared with [`rows!`].
+/// A row of a table whose columns are declared with `rows!`.
 pub trait TableRow {
     /// Name of the table in files.
     const TABLE: &'static str;

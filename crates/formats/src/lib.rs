@@ -4,7 +4,7 @@
 //! In the order in which a run needs them: [`units`], [`diagnostic`] and the table of [`devices`] serve the [`cluster`]
 //! file, which resolves to the simulated cluster. During the run the program [`record`], the [`trace`] and the
 //! [`events`] are written, each with a [`sink`] that keeps the writer's first error. At the end come the [`report`], of
-//! declared [`column`]s, and its [`table`]. A record is read back to run it again.
+//! declared columns ([`mod@column`]), and its [`table`]. A record is read back to run it again.
 //!
 //! [`chakra`] has traces that other tools record or generate, [`astra`] ASTRA-sim's input files, [`real`] the
 //! recordings of ranks on real machines, and [`operators`] the operators that a rank ran between its calls,

@@ -1,6 +1,6 @@
 //! Owns `report.json`: the figures of a run for other programs. `docs/reference/report.md` describes every field.
 //!
-//! [`columns`] declares the tables. The simulator computes the figures; [`crate::table`] shows them on a terminal.
+//! `columns` declares the tables. The simulator computes the figures; [`crate::table`] shows them on a terminal.
 
 mod columns;
 
