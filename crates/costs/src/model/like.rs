@@ -89,13 +89,21 @@ pub(super) fn kernels(variant: &str) -> &str {
         "fwd" => FLASH_3,
         "varlen_fwd" => FLASH_2,
         _ if has("flash_attention") && !has("for_cpu") => FLASH_2,
-        "scaled_dot_product_attention" | "_scaled_dot_product_attention_math" => MATH,
+        "scaled_dot_product_attention" => MATH,
+        _ if has("attention_math") => MATH,
         "rms_norm" | "rmsnorm" | "gemma_rmsnorm" => SERVED_NORM,
         _ if variant.starts_with("fused_add_rms") => SERVED_NORM,
         "gelu_fast" | "gelu_new" | "gelu_quick" => SERVED_ACTIVATION,
         _ if variant.ends_with("_and_mul") => SERVED_ACTIVATION,
         _ => variant,
     }
+}
+
+/// The variant of attention that a framework runs on a device for many queries at once: PyTorch (`sdp_utils.cpp`) and
+/// Transformer Engine prefer cuDNN's kernels on GPUs of compute capability 9 and 10. `None`: FlashAttention 2.
+pub(super) fn preferred_attention(name: Option<&str>) -> Option<&'static str> {
+    let device = devices::all().iter().find(|device| Some(device.name.as_str()) == name)?;
+    matches!(device.cuda()?.capability.0, 9 | 10).then_some("_scaled_dot_product_cudnn_attention")
 }
 
 /// Whether rows of this variant predict nothing about other variants of their family. GEMMs with scales per row or per

@@ -101,6 +101,9 @@ pub struct Model {
     computed: Mutex<BTreeSet<Precision>>,
 }
 
+/// Least number of queries per head at which generated attention is a prefill or a training step: a tile of the kernels.
+const MANY_QUERIES: u64 = 128;
+
 /// Key of rows: device, family, variant (`None`: all) and element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Place {
@@ -513,6 +516,10 @@ impl CostModel for Model {
     fn estimate(&self, operator: &Operator) -> Option<Estimate> {
         let variant = match operator.family {
             Family::Gemm { layout, .. } => Some(layout.name()),
+            // Decode runs the kernels of serving engines, one query at a time.
+            Family::Attention { pass, queries, .. } if pass == Pass::Backward || queries >= MANY_QUERIES => {
+                like::preferred_attention(self.target.name.as_deref())
+            }
             _ => None,
         };
         (operator.flops > 0 || operator.bytes().0 > 0).then(|| self.part(operator, variant))

@@ -24,7 +24,8 @@ use uniference_sim::time::{Bytes, SimDuration};
 /// Maximum size of a call: 1 PiB, as in traces. With larger sizes, sums would saturate.
 const LARGEST_SIZE: Bytes = Bytes(1 << 50);
 
-const ORIGINS: [Origin; 7] = [
+/// A value's number in records is its index in these tables: new values are appended.
+const ORIGINS: [Origin; Origin::ALL.len()] = [
     Origin::Measured,
     Origin::Recorded,
     Origin::None,
@@ -32,11 +33,12 @@ const ORIGINS: [Origin; 7] = [
     Origin::Database,
     Origin::Interpolated,
     Origin::Transferred,
+    Origin::Extrapolated,
 ];
 const RESOURCES: [Resource; 4] =
     [Resource::Host, Resource::Accelerator, Resource::CopyEngine, Resource::Multiprocessor];
 const OUTCOMES: [Outcome; 3] = [Outcome::Ok, Outcome::Failed, Outcome::Crashed];
-const KINDS: [CollectiveKind; 9] = {
+const KINDS: [CollectiveKind; CollectiveKind::ALL.len()] = {
     use CollectiveKind::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
     [AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll, Gather, Scatter, Barrier]
 };
