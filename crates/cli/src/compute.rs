@@ -1,7 +1,7 @@
 //! Owns the options for the source of compute durations.
 
 use std::path::{Path, PathBuf};
-use uniference_session::{Compute, ComputeOptions, HostTime, PythonTime};
+use uniference_session::{Compute, ComputeOptions, DatabaseOptions, HostTime, PythonTime};
 
 /// Options of live runs and replays.
 #[derive(clap::Args)]
@@ -50,9 +50,12 @@ impl ComputeArgs {
     pub(super) fn options(&self) -> ComputeOptions {
         ComputeOptions {
             source: self.compute.clone(),
-            own_database: super::devices::own_file(),
-            database: self.device_db.clone(),
-            left_out: self.leave_out.clone(),
+            databases: DatabaseOptions {
+                own: super::devices::own_file(),
+                named: self.device_db.clone(),
+                left_out: self.leave_out.clone(),
+                ..DatabaseOptions::default()
+            },
             host: self.host_time,
             python: self.python_time,
             ..ComputeOptions::default()

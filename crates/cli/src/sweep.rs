@@ -240,8 +240,9 @@ impl Trials {
                 Command::Run(args) => {
                     check_options(args.script())?;
                     let (cluster, mut program) = args.simulated();
-                    let databases = (program.compute.database.clone(), program.compute.left_out.clone());
-                    program.compute.models = self.models.borrow_mut().entry(databases).or_default().clone();
+                    let databases = &mut program.compute.databases;
+                    let named = (databases.named.clone(), databases.left_out.clone());
+                    databases.models = self.models.borrow_mut().entry(named).or_default().clone();
                     (trial.cluster, trial.program) = (cluster, Some(program));
                 }
                 Command::Workload(job) => trial.cluster = job.cluster(),

@@ -21,7 +21,7 @@ use uniference_session::lock::{Lock, Writer};
 use uniference_session::results::command as command_of;
 use uniference_session::traces::of_rank;
 use uniference_session::whole;
-use uniference_session::{ClusterOptions, ComputeOptions};
+use uniference_session::{ClusterOptions, DatabaseOptions};
 use uniference_session::{Ended, Exit, HostError, Notices, RunResults};
 use uniference_sim::ids::RankId;
 use uniference_sim::program::DType;
@@ -661,10 +661,10 @@ fn run(args: &Llama, workload: Workload, argv: &[OsString], notices: &Notices) -
             Fold::Off => generated::Fold::Off,
         },
         ignore_memory: *ignore_memory,
-        compute: ComputeOptions {
-            own_database: super::devices::own_file(),
-            database: device_db.clone(),
-            ..ComputeOptions::default()
+        databases: DatabaseOptions {
+            own: super::devices::own_file(),
+            named: device_db.clone(),
+            ..DatabaseOptions::default()
         },
         command: command_of(argv),
         output: uniference_session::Output {

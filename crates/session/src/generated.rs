@@ -3,7 +3,7 @@
 //! Jobs are defined in `uniference-formats`, and the simulator determines which ranks are equivalent.
 
 use crate::cluster::ClusterOptions;
-use crate::compute::{ComputeOptions, NodeModels};
+use crate::compute::{DatabaseOptions, NodeModels};
 use crate::programs::{Ranks, drive};
 use crate::results::RecordLevel;
 use crate::session::{End, Ended, Outcome, Output, RunResults, Session, SimulationEnd, Source, Stop, Watch};
@@ -57,7 +57,7 @@ pub struct Job {
     /// Whether the job runs even if it needs more memory than devices have.
     pub ignore_memory: bool,
     /// Databases of measured operators.
-    pub compute: ComputeOptions,
+    pub databases: DatabaseOptions,
     /// Command in the report.
     pub command: Vec<String>,
     /// The run folder, and the files in it.
@@ -84,7 +84,7 @@ pub fn run(job: &Job) -> Result<Ended<RunResults>, HostError> {
     let shortage = shortage.map(|shortage| shortage.problem);
     let doubts: Vec<String> = shortage.into_iter().chain(tight).chain(assumed).collect();
     let targets = targets(&chosen.resolved);
-    let models = NodeModels::new(&job.compute, targets.iter().cloned().map(Some).collect())?;
+    let models = NodeModels::new(&job.databases, targets.iter().cloned().map(Some).collect())?;
     let world = (0..ranks).map(RankId).collect();
     let rules = Arc::new(Rules { models: models.of_ranks(), ..Rules::of(world) });
     let mut session = Session::new(chosen, 0, job.command.clone(), output)?;

@@ -83,7 +83,7 @@ pub mod whatif;
 pub mod whole;
 
 pub use cluster::ClusterOptions;
-pub use compute::{Compute, ComputeOptions, HostTime, PythonTime};
+pub use compute::{Compute, ComputeOptions, DatabaseOptions, HostTime, PythonTime};
 pub use notices::Notices;
 pub use overlap::Arrangement;
 pub use programs::{Programs, Ranks};

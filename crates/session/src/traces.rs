@@ -5,7 +5,7 @@
 mod files;
 
 use crate::cluster::{Chosen, ClusterOptions};
-use crate::compute::{ComputeOptions, NodeModels};
+use crate::compute::{DatabaseOptions, NodeModels};
 use crate::programs::{Ranks, drive};
 use crate::results::{self, RecordLevel, TIMELINE};
 use crate::session::{End, Ended, Outcome, Output, RunResults, Session, SimulationEnd, Source, Stop, Watch};
@@ -162,10 +162,10 @@ fn prepare(args: &TraceReplay) -> Result<(Chosen, u64, Traced), HostError> {
     let notices = &args.output.notices;
     let traces = Traces::find(&args.prefix, args.meaning.passes)?;
     let (chosen, seed) = cluster(&traces, args)?;
-    let options = ComputeOptions { own_database: args.meaning.own_database.clone(), ..ComputeOptions::default() };
+    let databases = DatabaseOptions { own: args.meaning.own_database.clone(), ..DatabaseOptions::default() };
     let targets = chosen.resolved.rates.iter().zip(&chosen.resolved.models);
     let targets = targets.map(|(rates, name)| rates.map(|rates| Target { name: name.clone(), rates }));
-    let models = NodeModels::new(&options, targets.collect())?;
+    let models = NodeModels::new(&databases, targets.collect())?;
     let rules = args.meaning.rules(&chosen.resolved.rates)?;
     let rules = Arc::new(Rules { models: models.of_ranks(), ..rules });
     let traces = traces.open(chosen.resolved.cluster.devices.len(), notices)?;

@@ -75,12 +75,8 @@ impl fmt::Display for Compute {
 pub struct ComputeOptions {
     /// Source of compute; `None`: each device's keys.
     pub source: Option<Compute>,
-    /// The user's own database of measured operators, read if it exists.
-    pub own_database: Option<PathBuf>,
-    /// Another database, whose rows have precedence over all others.
-    pub database: Option<PathBuf>,
-    /// A device model whose rows are ignored in all databases.
-    pub left_out: Option<String>,
+    /// Databases of measured operators.
+    pub databases: DatabaseOptions,
     /// Time of the host that launches work on CUDA streams of simulated GPUs; `None`: [`HostTime::Model`], or the
     /// recorded one in a replay.
     pub host: Option<HostTime>,
@@ -88,7 +84,18 @@ pub struct ComputeOptions {
     pub python: Option<PythonTime>,
     /// For a replay: lines whose compute is scaled.
     pub lines: Vec<LineScale>,
-    /// Device models, shared with later simulations.
+}
+
+/// Options for the databases of measured operators.
+#[derive(Clone, Debug, Default)]
+pub struct DatabaseOptions {
+    /// The user's own database, read if it exists.
+    pub own: Option<PathBuf>,
+    /// Another database, whose rows have precedence over all others.
+    pub named: Option<PathBuf>,
+    /// A device model whose rows are ignored in all databases.
+    pub left_out: Option<String>,
+    /// Device models, shared with later simulations that have the same databases.
     pub models: Models,
 }
 
@@ -103,16 +110,16 @@ struct Known {
     models: Vec<(Target, Arc<Model>)>,
 }
 
-impl Models {
-    /// The databases that the options name, opened once.
-    fn databases(&self, options: &ComputeOptions) -> Result<Arc<Databases>, HostError> {
-        let mut known = self.0.lock().expect("nobody panics who holds it");
+impl DatabaseOptions {
+    /// The databases, opened once for all simulations that share [`DatabaseOptions::models`].
+    fn open(&self) -> Result<Arc<Databases>, HostError> {
+        let mut known = self.models.0.lock().expect("no holder of this lock panics");
         if let Some(databases) = &known.databases {
             return Ok(Arc::clone(databases));
         }
-        let databases = Databases::standard(options.own_database.as_deref(), options.database.as_deref());
+        let databases = Databases::standard(self.own.as_deref(), self.named.as_deref());
         let databases = databases.map_err(|error| HostError::Usage(error.to_string()))?;
-        let without = options.left_out.as_deref().map(|device| left_out(device, &databases)).transpose()?;
+        let without = self.left_out.as_deref().map(|device| left_out(device, &databases)).transpose()?;
         let databases = Arc::new(match without {
             Some(device) => databases.without(device),
             None => databases,
@@ -120,10 +127,12 @@ impl Models {
         known.databases = Some(Arc::clone(&databases));
         Ok(databases)
     }
+}
 
+impl Models {
     /// The model of a device.
     fn of(&self, target: Target, databases: &Arc<Databases>) -> Arc<Model> {
-        let mut known = self.0.lock().expect("nobody panics who holds it");
+        let mut known = self.0.lock().expect("no holder of this lock panics");
         if let Some((_, model)) = known.models.iter().find(|(other, _)| *other == target) {
             return Arc::clone(model);
         }
@@ -306,16 +315,16 @@ impl Plan {
             .collect();
         let mut models = Vec::new();
         let costs = if ways.contains(&Way::Modelled) {
-            let databases = options.models.databases(options)?;
+            let databases = options.databases.open()?;
             models.push(("devices".to_owned(), env!("CARGO_PKG_VERSION").to_owned()));
             models.push(("databases".to_owned(), databases.version().to_owned()));
-            costs(&ways, resolved, &databases, &options.models)?
-        } else if let Some(named) = &options.database {
+            costs(&ways, resolved, &databases, &options.databases.models)?
+        } else if let Some(named) = &options.databases.named {
             return Err(HostError::Usage(format!(
                 "--device-db {} has no effect: no device's compute is modelled\nhint: add --compute model",
                 named.display()
             )));
-        } else if let Some(device) = &options.left_out {
+        } else if let Some(device) = &options.databases.left_out {
             return Err(HostError::Usage(format!(
                 "--leave-out {device} has no effect: no device's compute is modelled\nhint: add --compute model"
             )));
@@ -346,7 +355,7 @@ impl Plan {
             .collect();
         let was_measured = recorded.is_some_and(|recorded| recorded.manifest.compute == "measured");
         let kernels: Rc<[KernelCost]> = resolved.kernels.as_slice().into();
-        let host_cpus = host_cpus(&ways, resolved, options)?;
+        let host_cpus = host_cpus(&ways, resolved, &options.databases)?;
         let ranks =
             ways.into_iter().zip(costs).zip(host_cpus).enumerate().map(|(rank, ((way, costs), host_cpu))| RankPlan {
                 way,
@@ -481,7 +490,11 @@ fn left_out<'a>(name: &'a str, databases: &Databases) -> Result<&'a str, HostErr
 
 /// The host CPU of each rank's GPU, for ranks with modelled compute and a known host CPU. The ranks of a server share
 /// its CPUs equally.
-fn host_cpus(ways: &[Way], resolved: &Resolved, options: &ComputeOptions) -> Result<Vec<Option<HostCpu>>, HostError> {
+fn host_cpus(
+    ways: &[Way],
+    resolved: &Resolved,
+    databases: &DatabaseOptions,
+) -> Result<Vec<Option<HostCpu>>, HostError> {
     let devices = &resolved.cluster.devices;
     let mut on_host: BTreeMap<u32, u32> = BTreeMap::new();
     for device in devices {
@@ -494,7 +507,7 @@ fn host_cpus(ways: &[Way], resolved: &Resolved, options: &ComputeOptions) -> Res
         let Some((peaks, memory)) = known.peaks().zip(known.bandwidth()) else { return Ok(None) };
         let rates = Rates { peaks, memory, launch: SimDuration::ZERO };
         let target = Target { name: Some(known.name.clone()), rates };
-        let costs: Arc<dyn OperatorCosts> = options.models.of(target, &options.models.databases(options)?);
+        let costs: Arc<dyn OperatorCosts> = databases.models.of(target, &databases.open()?);
         let ranks = on_host[&resolved.cluster.topology.server(devices[rank].host)];
         let ranks = (f64::from(ranks) / f64::from(SOCKETS)).clamp(1.0, known.gpus_per_cpu().into());
         Ok(Some(HostCpu { costs, ranks }))
@@ -542,7 +555,7 @@ mod tests {
             let file = ClusterFile::parse("test", &text, &[]).unwrap();
             let resolved = file.resolve(&Choices::default()).unwrap();
             let ways = vec![Way::Modelled; count as usize];
-            let cpus = host_cpus(&ways, &resolved, &ComputeOptions::default()).unwrap();
+            let cpus = host_cpus(&ways, &resolved, &DatabaseOptions::default()).unwrap();
             cpus[0].as_ref().unwrap().ranks
         };
         let of = |model| [1, 2, 4, 8, 72].map(|count| shares(model, count));

@@ -1,7 +1,7 @@
 //! Owns the costs of operators in nodes of traces and generated jobs: a model for each rank's device, and the totals of
 //! a run.
 
-use super::ComputeOptions;
+use super::DatabaseOptions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use uniference_costs::database::Databases;
@@ -22,20 +22,11 @@ impl NodeModels {
     /// Models for the devices of the ranks; `None`: the device is unknown. Ranks on equal devices share a model.
     ///
     /// # Errors
-    /// If a database cannot be read.
-    pub(crate) fn new(options: &ComputeOptions, devices: Vec<Option<Target>>) -> Result<NodeModels, HostError> {
-        let databases = Databases::standard(options.own_database.as_deref(), options.database.as_deref());
-        let databases = Arc::new(databases.map_err(|error| HostError::Usage(error.to_string()))?);
-        let mut known: Vec<(Target, Arc<Model>)> = Vec::new();
-        let mut model = |target: Target| match known.iter().find(|(other, _)| *other == target) {
-            Some((_, model)) => Arc::clone(model),
-            None => {
-                let model = Arc::new(Model::new(target.clone(), Arc::clone(&databases)));
-                known.push((target, Arc::clone(&model)));
-                model
-            }
-        };
-        let ranks = devices.into_iter().map(|target| target.map(&mut model)).collect();
+    /// If a database cannot be read, or has no rows of a device that is left out.
+    pub(crate) fn new(options: &DatabaseOptions, devices: Vec<Option<Target>>) -> Result<NodeModels, HostError> {
+        let databases = options.open()?;
+        let model = |target| options.models.of(target, &databases);
+        let ranks = devices.into_iter().map(|target| target.map(&model)).collect();
         Ok(NodeModels { ranks, databases })
     }
 
