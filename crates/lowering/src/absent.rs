@@ -12,9 +12,9 @@ use uniference_sim::symmetry::Axis;
 
 /// The engine's view of a rehearsal, in which groups consist of the members that run.
 pub(super) struct AbsentRanks {
-    cast: Arc<FoldPlan>,
+    fold_plan: Arc<FoldPlan>,
     /// The comparison of the requests of the ranks that run.
-    pub(super) likeness: ReplicaCheck,
+    pub(super) replica_check: ReplicaCheck,
     /// For each set of running members: the whole groups with these running members, and their sequence numbers, in the
     /// order in which they were first named.
     named: BTreeMap<Arc<[RankId]>, Vec<Named>>,
@@ -27,14 +27,14 @@ pub(super) struct AbsentRanks {
 type Named = (Arc<[RankId]>, u32);
 
 impl AbsentRanks {
-    pub(super) fn new(cast: Arc<FoldPlan>) -> AbsentRanks {
-        let likeness = ReplicaCheck::new(&cast);
-        AbsentRanks { cast, likeness, named: BTreeMap::new(), groups: BTreeMap::new(), unlike: None }
+    pub(super) fn new(fold_plan: Arc<FoldPlan>) -> AbsentRanks {
+        let replica_check = ReplicaCheck::new(&fold_plan);
+        AbsentRanks { fold_plan, replica_check, named: BTreeMap::new(), groups: BTreeMap::new(), unlike: None }
     }
 
     /// The members of a group that run, and a number that distinguishes all groups with the same running members.
     pub(super) fn present(&mut self, ranks: &Arc<[RankId]>, sequence: u32) -> (Arc<[RankId]>, u32) {
-        let present: Arc<[RankId]> = ranks.iter().copied().filter(|rank| self.cast.runs(*rank)).collect();
+        let present: Arc<[RankId]> = ranks.iter().copied().filter(|rank| self.fold_plan.runs(*rank)).collect();
         let named = self.named.entry(present.clone()).or_default();
         let name = (ranks.clone(), sequence);
         let number = named.iter().position(|known| *known == name).unwrap_or_else(|| {
@@ -55,13 +55,13 @@ impl AbsentRanks {
     /// If the call needs data of an absent member.
     pub(super) fn call(&self, rank: RankId, call: &Call) -> Result<Call, Unlike> {
         let ranks = &self.groups[&call.group];
-        let runs = |place: usize| self.cast.runs(ranks[place]);
+        let runs = |place: usize| self.fold_plan.runs(ranks[place]);
         if (0..ranks.len()).all(runs) {
             return Ok(call.clone());
         }
         let place = |of: GroupRank| {
             let other = ranks[of.index()];
-            if !self.cast.runs(other) {
+            if !self.fold_plan.runs(other) {
                 let problem = format!("{rank} needs data of {other}, which does not run, in a {}", call.op.name());
                 return Err(Unlike { due_to: self.between(rank, other), problem });
             }
@@ -103,7 +103,7 @@ impl AbsentRanks {
     /// one, such as pipeline stages.
     fn between(&self, rank: RankId, other: RankId) -> DueTo {
         let differ = |axis: &Axis| rank.0 / axis.stride % axis.extent != other.0 / axis.stride % axis.extent;
-        let axes = self.cast.symmetry().axes().iter().enumerate();
+        let axes = self.fold_plan.symmetry().axes().iter().enumerate();
         match axes.filter(|(_, axis)| differ(axis)).collect::<Vec<_>>()[..] {
             [(axis, _)] => DueTo::Axis(axis),
             _ => DueTo::Absence,
@@ -117,12 +117,12 @@ impl AbsentRanks {
 
     /// The deviation that ends the rehearsal.
     pub(super) fn unlike(&self) -> Option<&Unlike> {
-        self.unlike.as_ref().or(self.likeness.unlike())
+        self.unlike.as_ref().or(self.replica_check.unlike())
     }
 
     /// The deviation found by a finished rehearsal.
     pub(super) fn conclude(&mut self) -> Option<&Unlike> {
-        self.unlike.as_ref().or(self.likeness.conclude())
+        self.unlike.as_ref().or(self.replica_check.conclude())
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
     use uniference_sim::time::Bytes;
 
     /// 16 ranks, 8 per machine: 0, 1, 2, 4, 7, 8 and 15 run.
-    fn absence() -> AbsentRanks {
+    fn absent() -> AbsentRanks {
         let symmetry = Symmetry::new(axes(16, 8), 16).unwrap();
         AbsentRanks::new(Arc::new(FoldPlan::new(symmetry, 16, ends(16, 8), Vec::new())))
     }
@@ -153,29 +153,29 @@ mod tests {
 
     #[test]
     fn groups_with_the_same_members_that_run_stay_apart() {
-        let mut absence = absence();
-        assert_eq!(absence.present(&ranks(&[0, 1, 3]), 0), (ranks(&[0, 1]), 0));
-        assert_eq!(absence.present(&ranks(&[0, 1]), 0), (ranks(&[0, 1]), 1));
-        assert_eq!(absence.present(&ranks(&[0, 1, 3]), 1), (ranks(&[0, 1]), 2));
-        assert_eq!(absence.present(&ranks(&[0, 1, 3]), 0), (ranks(&[0, 1]), 0));
+        let mut absent = absent();
+        assert_eq!(absent.present(&ranks(&[0, 1, 3]), 0), (ranks(&[0, 1]), 0));
+        assert_eq!(absent.present(&ranks(&[0, 1]), 0), (ranks(&[0, 1]), 1));
+        assert_eq!(absent.present(&ranks(&[0, 1, 3]), 1), (ranks(&[0, 1]), 2));
+        assert_eq!(absent.present(&ranks(&[0, 1, 3]), 0), (ranks(&[0, 1]), 0));
     }
 
     /// Members 0, 2 and 3 of [0, 3, 4, 8] run, and become members 0, 1 and 2.
     #[test]
     fn calls_are_among_the_members_that_run() {
-        let mut absence = absence();
-        absence.joined(GroupId(3), &ranks(&[0, 3, 4, 8]));
+        let mut absent = absent();
+        absent.joined(GroupId(3), &ranks(&[0, 3, 4, 8]));
         let call = collective(Some(3), Shape::Blocks(vec![5, 6, 7, 8]));
         let heard = collective(Some(2), Shape::Blocks(vec![5, 7, 8]));
-        assert_eq!(absence.call(RankId(0), &call), Ok(heard));
+        assert_eq!(absent.call(RankId(0), &call), Ok(heard));
         let send = |to| Call { group: GroupId(3), op: CallOp::Send { to: GroupRank(to), tag: 1, bytes: Bytes(4) } };
-        assert_eq!(absence.call(RankId(0), &send(2)), Ok(send(1)));
+        assert_eq!(absent.call(RankId(0), &send(2)), Ok(send(1)));
         for refused in [send(1), collective(Some(1), Shape::Even(1))] {
-            let unlike = absence.call(RankId(0), &refused).unwrap_err();
+            let unlike = absent.call(RankId(0), &refused).unwrap_err();
             assert!(unlike.problem.starts_with("rank 0 needs data of rank 3, which does not run"), "{unlike}");
             // Ranks 0 and 3 differ along two axes (3 = 1 + 2); ranks 1 and 3 differ along the second axis only.
             assert_eq!(unlike.due_to, DueTo::Absence);
-            assert_eq!(absence.call(RankId(1), &refused).unwrap_err().due_to, DueTo::Axis(1));
+            assert_eq!(absent.call(RankId(1), &refused).unwrap_err().due_to, DueTo::Axis(1));
         }
     }
 }

@@ -67,7 +67,7 @@ pub struct Conversations {
     /// Time of the last operation of a program's own thread, or of a library's thread that did more than poll.
     acted_at: SimTime,
     /// The absent ranks of a rehearsal.
-    absence: Option<AbsentRanks>,
+    absent: Option<AbsentRanks>,
 }
 
 /// An answer for a task.
@@ -139,7 +139,7 @@ impl Conversations {
             outbox: Outbox::default(),
             latest: None,
             acted_at: SimTime::ZERO,
-            absence: None,
+            absent: None,
         }
     }
 
@@ -148,23 +148,23 @@ impl Conversations {
         if self.processes.lends() { self.engine.now() } else { self.engine.clock(rank) }
     }
 
-    /// Starts a rehearsal: only ranks of the cast that run have processes. The other ranks end at once, and contribute
+    /// Starts a rehearsal: only ranks that run in `fold_plan` have processes. The other ranks end at once, and contribute
     /// to collectives the data of running ranks of their classes, copied in the arena, of which each rank has `part`
     /// bytes.
-    pub fn rehearse(&mut self, cast: &Arc<FoldPlan>, window: Window, part: u64) {
-        self.absence = Some(AbsentRanks::new(cast.clone()));
-        self.data.rehearse(cast.clone(), window, part);
-        (0..self.ranks.len()).map(RankId::from).filter(|rank| !cast.runs(*rank)).for_each(|rank| self.end(rank));
+    pub fn rehearse(&mut self, fold_plan: &Arc<FoldPlan>, window: Window, part: u64) {
+        self.absent = Some(AbsentRanks::new(fold_plan.clone()));
+        self.data.rehearse(fold_plan.clone(), window, part);
+        (0..self.ranks.len()).map(RankId::from).filter(|rank| !fold_plan.runs(*rank)).for_each(|rank| self.end(rank));
     }
 
     /// The deviation that ends a rehearsal: ranks that should be equivalent differ.
     pub fn unlike(&self) -> Option<&Unlike> {
-        self.absence.as_ref().and_then(AbsentRanks::unlike)
+        self.absent.as_ref().and_then(AbsentRanks::unlike)
     }
 
     /// The deviation that a finished rehearsal has found.
     pub fn conclude(&mut self) -> Option<&Unlike> {
-        self.absence.as_mut().and_then(AbsentRanks::conclude)
+        self.absent.as_mut().and_then(AbsentRanks::conclude)
     }
 
     /// Reduces small collectives in the driver, in the arena, from now on.
@@ -224,8 +224,8 @@ impl Conversations {
     }
 
     fn deviates(&mut self, unlike: Unlike) {
-        if let Some(absence) = &mut self.absence {
-            absence.deviates(unlike);
+        if let Some(absent) = &mut self.absent {
+            absent.deviates(unlike);
         }
     }
 

@@ -94,8 +94,8 @@ impl DataPlane {
 
     /// From now on, ranks of the fold plan without processes contribute copies of other ranks' data. The copies are in
     /// `window`, of which each rank has `part` bytes.
-    pub(crate) fn rehearse(&mut self, cast: Arc<FoldPlan>, window: Window, part: u64) {
-        self.copies = Some(Copies::new(cast, window, part));
+    pub(crate) fn rehearse(&mut self, fold_plan: Arc<FoldPlan>, window: Window, part: u64) {
+        self.copies = Some(Copies::new(fold_plan, window, part));
     }
 
     /// Records that `rank` joins `group` of `ranks` with these NCCL settings. The settings of the first member count.

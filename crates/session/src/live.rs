@@ -240,7 +240,7 @@ impl Live<'_> {
     }
 
     /// Runs all ranks as processes, or with a fold plan those ranks that the plan names.
-    fn run(&mut self, cluster: &Cluster, cast: Option<Arc<FoldPlan>>, watch: Watch<'_>) -> Result<Ran, HostError> {
+    fn run(&mut self, cluster: &Cluster, fold_plan: Option<Arc<FoldPlan>>, watch: Watch<'_>) -> Result<Ran, HostError> {
         let interrupts = self.interrupts.as_ref().expect("nothing is run once interrupts are not heard any more");
         let joined = match self.gather(interrupts)? {
             Gathered::All(joined) => joined,
@@ -257,7 +257,7 @@ impl Live<'_> {
             if self.only_for_memory { Box::new(Free) } else { Box::new(Shared(Rc::clone(&costing))) };
         let (recorder, console) = (watch.recorder, &mut *self.console);
         let watch = driver::Watch { observer: &mut observer, recorder, console, costs };
-        let mut driver = Driver::new(&self.setup, Engine::new(cluster), joined, cast, watch, interrupts)?;
+        let mut driver = Driver::new(&self.setup, Engine::new(cluster), joined, fold_plan, watch, interrupts)?;
         let ending = driver.run();
         if let Some(workers) = &self.workers {
             // Workers are dismissed before they are told that the run is over, because the end of the run makes them

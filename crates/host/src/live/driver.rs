@@ -165,7 +165,7 @@ pub enum LiveEnd {
 pub struct Driver<'a> {
     setup: &'a Setup,
     /// In a rehearsal: the fold plan, which names the ranks with processes.
-    cast: Option<Arc<FoldPlan>>,
+    fold_plan: Option<Arc<FoldPlan>>,
     conversations: Conversations,
     slots: Slots<Ready>,
     zygote: Zygote,
@@ -219,7 +219,7 @@ impl<'a> Driver<'a> {
         setup: &'a Setup,
         engine: Engine,
         joined: Vec<Joined>,
-        cast: Option<Arc<FoldPlan>>,
+        fold_plan: Option<Arc<FoldPlan>>,
         mut watch: Watch<'a>,
         signals: &'a Interrupts,
     ) -> Result<Driver<'a>, HostError> {
@@ -232,8 +232,8 @@ impl<'a> Driver<'a> {
             conversations.lend();
         }
         let window = arena::map(&arena, layout.total).map_err(HostError::system("mapping the shared arena"))?;
-        if let Some(cast) = &cast {
-            conversations.rehearse(cast, window.clone(), layout.part);
+        if let Some(fold_plan) = &fold_plan {
+            conversations.rehearse(fold_plan, window.clone(), layout.part);
         }
         conversations.reduce_in(window.clone());
         let mut sources = Sources::new()?;
@@ -264,7 +264,7 @@ impl<'a> Driver<'a> {
         sources.add(zygote.socket(), Source::Zygote)?;
         Ok(Driver {
             setup,
-            cast,
+            fold_plan,
             conversations,
             slots: Slots::new(setup.jobs, board_of.iter().map(|board| board.map_or(0, |board| board + 1))),
             zygote,
@@ -311,7 +311,7 @@ impl<'a> Driver<'a> {
     pub fn run(&mut self) -> Result<LiveEnd, HostError> {
         loop {
             if let Some(ending) = self.step()? {
-                if self.cast.is_some() {
+                if self.fold_plan.is_some() {
                     let pids = self.ranks.iter().filter_map(|state| match state.process {
                         Process::Alive { pid } => Some(pid),
                         _ => None,

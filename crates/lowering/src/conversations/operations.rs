@@ -212,7 +212,7 @@ impl Conversations {
             Op::Close(group) => (issue(Activity::Close(GroupId(group)), task, line), Asked::Mark),
             Op::Abort(group) => (issue(Activity::Abort(GroupId(group)), task, line), Asked::Mark),
             Op::Issue { handle, call, staged, stream, .. } => {
-                let heard = match self.absence.as_mut().map(|absence| absence.call(rank, &call)) {
+                let heard = match self.absent.as_mut().map(|absent| absent.call(rank, &call)) {
                     None => call.clone(),
                     Some(Ok(heard)) => heard,
                     // The rank is not answered: the rehearsal is over.
@@ -251,8 +251,7 @@ impl Conversations {
                 }
                 let ranks: Arc<[RankId]> = ranks.into_iter().map(RankId).collect();
                 let named = (ranks.clone(), sequence);
-                let (present, number) =
-                    self.absence.as_mut().map_or(named, |absence| absence.present(&ranks, sequence));
+                let (present, number) = self.absent.as_mut().map_or(named, |absent| absent.present(&ranks, sequence));
                 let join = |ranks, sequence| Request::JoinGroup { ranks, sequence, settings, rendezvous };
                 let request = join(ranks.clone(), sequence);
                 return self.submit_as(rank, task, request, join(present, number), Asked::Group(ranks, settings));

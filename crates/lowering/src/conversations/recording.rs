@@ -132,15 +132,15 @@ impl Conversations {
         for ((_, rank), steps) in steps {
             for (task, step) in steps {
                 let line = step.site().map_or("", |site| self.lines.text(site));
-                if let Some(absence) = &mut self.absence {
-                    absence.likeness.hear(rank, task, &step, line);
+                if let Some(absent) = &mut self.absent {
+                    absent.replica_check.hear(rank, task, &step, line);
                 }
                 recorder.step(rank, task, &step, line);
             }
         }
-        if let Some(absence) = &mut self.absence {
+        if let Some(absent) = &mut self.absent {
             for (rank, task, call, sum) in self.data.take_contributions() {
-                absence.likeness.contributes(rank, task, call, sum);
+                absent.replica_check.contributes(rank, task, call, sum);
             }
         }
     }

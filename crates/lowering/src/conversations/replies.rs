@@ -154,8 +154,8 @@ impl Conversations {
         ranks: &Arc<[RankId]>,
         settings: Option<NcclSettings>,
     ) {
-        if let Some(absence) = &mut self.absence {
-            absence.joined(group, ranks);
+        if let Some(absent) = &mut self.absent {
+            absent.joined(group, ranks);
         }
         if let Err(member) = self.data.join(group, rank, ranks, settings) {
             let size = ranks.len();

@@ -16,7 +16,7 @@ const ALIGNMENT: u64 = 64;
 /// The absent members of groups, and blocks for their contributions. The blocks are in the parts of the arena that the
 /// members' processes would have.
 pub(super) struct Copies {
-    cast: Arc<FoldPlan>,
+    fold_plan: Arc<FoldPlan>,
     window: Window,
     /// Size in bytes of each rank's part.
     part: u64,
@@ -43,9 +43,9 @@ struct Rooms {
 }
 
 impl Copies {
-    pub(super) fn new(cast: Arc<FoldPlan>, window: Window, part: u64) -> Copies {
+    pub(super) fn new(fold_plan: Arc<FoldPlan>, window: Window, part: u64) -> Copies {
         Copies {
-            cast,
+            fold_plan,
             window,
             part,
             stand_ins: BTreeMap::new(),
@@ -58,7 +58,7 @@ impl Copies {
     }
 
     pub(super) fn runs(&self, rank: RankId) -> bool {
-        self.cast.runs(rank)
+        self.fold_plan.runs(rank)
     }
 
     /// Records the ranks of `group`.
@@ -67,7 +67,7 @@ impl Copies {
     /// The first absent member whose class has no running rank in the group.
     pub(super) fn join(&mut self, group: GroupId, ranks: &[RankId]) -> Result<(), RankId> {
         if !self.stand_ins.contains_key(&group) {
-            self.stand_ins.insert(group, self.cast.stand_ins(ranks)?);
+            self.stand_ins.insert(group, self.fold_plan.stand_ins(ranks)?);
         }
         Ok(())
     }
@@ -182,9 +182,9 @@ mod tests {
 
     /// 8 ranks, one per machine: 0, 1, 2, 4 and 7 run.
     fn copies() -> Copies {
-        let cast = FoldPlan::new(Symmetry::new(axes(8, 1), 8).unwrap(), 8, ends(8, 1), Vec::new());
+        let fold_plan = FoldPlan::new(Symmetry::new(axes(8, 1), 8).unwrap(), 8, ends(8, 1), Vec::new());
         let file = arena::create(Layout { part: PART, total: 8 * PART, retain: 0 }).unwrap();
-        Copies::new(Arc::new(cast), arena::map(&file, 8 * PART).unwrap(), PART)
+        Copies::new(Arc::new(fold_plan), arena::map(&file, 8 * PART).unwrap(), PART)
     }
 
     fn stage(copies: &Copies, at: Offset, mut data: [u8; 8]) {

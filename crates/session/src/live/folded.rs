@@ -54,14 +54,14 @@ pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) ->
     let mut largest = 0;
     let mut looks_at_ends = true;
     let mut apart: Vec<fold_plan::End> = Vec::new();
-    let (cast, rehearsed) = loop {
+    let (fold_plan, rehearsed) = loop {
         let symmetry = Symmetry::new(left.clone(), world).expect("some factors of a number are a grid");
         let looked_at = match looks_at_ends {
             true => [ends(world, per_machine), rest(world, per_machine, &apart)].concat(),
             false => Vec::new(),
         };
-        let cast = Arc::new(FoldPlan::new(symmetry, world, looked_at, apart.clone()));
-        let running = cast.running().count() as u32;
+        let fold_plan = Arc::new(FoldPlan::new(symmetry, world, looked_at, apart.clone()));
+        let running = fold_plan.running().count() as u32;
         if let Some(unlike) = &reason {
             capacity::check_processes(running, largest, &unlike.problem)?;
         }
@@ -71,10 +71,10 @@ pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) ->
             return run_all(live, cluster, watch, &unlike);
         }
         live.notices.say(&format!("{running} of {world} ranks run"));
-        let unlike = match rehearse(live, cluster, &cast, &mut largest)? {
+        let unlike = match rehearse(live, cluster, &fold_plan, &mut largest)? {
             Rehearsed::Stopped(stop) => return Ok(End::new(SimulationEnd::Stopped(stop), Vec::new())),
             Rehearsed::Unlike(unlike) => unlike,
-            Rehearsed::Finished(rehearsed) => break (cast, *rehearsed),
+            Rehearsed::Finished(rehearsed) => break (fold_plan, *rehearsed),
         };
         match unlike.due_to {
             DueTo::Axis(axis) => {
@@ -82,7 +82,7 @@ pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) ->
                 live.notices.say(&format!("ranks {stride} apart (every {extent}) do not fold: {unlike}"));
             }
             DueTo::End(end) if apart.len() < MOST_APART => {
-                let end = cast.ends()[end].clone();
+                let end = fold_plan.ends()[end].clone();
                 live.notices.say(&format!("the last ranks fold by themselves: {unlike}"));
                 // More ranks than assumed have less work: this wider end replaces the ends that it contains.
                 apart.retain(|other| !other.is_superset(&end));
@@ -98,7 +98,7 @@ pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) ->
         reason = Some(unlike);
     };
     live.interrupts = None;
-    simulate(live, cluster, &cast, rehearsed, watch)
+    simulate(live, cluster, &fold_plan, rehearsed, watch)
 }
 
 fn run_all(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>, unlike: &Unlike) -> Result<End, HostError> {
@@ -156,7 +156,7 @@ struct Rehearsal {
 fn rehearse(
     live: &mut Live<'_>,
     cluster: &Cluster,
-    cast: &Arc<FoldPlan>,
+    fold_plan: &Arc<FoldPlan>,
     largest: &mut u64,
 ) -> Result<Rehearsed, HostError> {
     let mut stage = cluster.clone();
@@ -167,10 +167,10 @@ fn rehearse(
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
     let file = file.and_then(|file| remove_file(&path).map(|()| file)).map_err(|e| unwritable("write", &path, e))?;
     let header = Header { world_size: cluster.devices.len() as u32, manifest: Manifest::default() };
-    let mut kept = Kept { cast, writer: RecordWriter::new(BufWriter::new(file), &header) };
+    let mut kept = Kept { fold_plan, writer: RecordWriter::new(BufWriter::new(file), &header) };
     let watch = Watch { observer: &mut (), recorder: &mut kept };
-    live.setup.script.env.insert(RUNNING.to_owned(), numbers(cast).join(","));
-    let ran = live.run(&stage, Some(cast.clone()), watch);
+    live.setup.script.env.insert(RUNNING.to_owned(), numbers(fold_plan).join(","));
+    let ran = live.run(&stage, Some(fold_plan.clone()), watch);
     live.setup.script.env.remove(RUNNING);
     let Ran { ending, warnings, largest: taken, .. } = ran?;
     *largest = taken.max(*largest);
@@ -202,27 +202,27 @@ fn rehearse(
 fn simulate(
     live: &Live<'_>,
     cluster: &Cluster,
-    cast: &FoldPlan,
+    fold_plan: &FoldPlan,
     Rehearsal { record, warnings }: Rehearsal,
     watch: Watch<'_>,
 ) -> Result<End, HostError> {
     let ranks: Vec<RankId> = (0..cluster.devices.len()).map(RankId::from).collect();
-    let models: Vec<usize> = ranks.iter().map(|rank| cast.model(*rank).index()).collect();
+    let models: Vec<usize> = ranks.iter().map(|rank| fold_plan.model(*rank).index()).collect();
     let (records, rest) = record.by_rank_of(&models);
     let costing = live.plan.costing();
     let steps = ranks.iter().zip(records).map(|(rank, record)| {
-        let (model, steps) = (cast.model(*rank), boxed(record));
+        let (model, steps) = (fold_plan.model(*rank), boxed(record));
         if model == *rank {
             return steps;
         }
-        let mut moved = Moved::new(cast, model, *rank);
+        let mut moved = Moved::new(fold_plan, model, *rank);
         Box::new(steps.map(move |(task, step, line)| (task, moved.step(task, step), line))) as LinedSteps<'_>
     });
     let (ended, hazards) = play(cluster, steps.collect(), &costing, None, watch);
     let lines = rest.finish()?;
     let mut costed = costing.borrow_mut().finish()?;
     costed.warnings.extend(warnings);
-    costed.warnings.push(summary(cast, &ranks));
+    costed.warnings.push(summary(fold_plan, &ranks));
     costed.warnings.extend(hazards.warnings(&lines).iter().map(ToString::to_string));
     let ending = match ended {
         engine::RunEnd::Finished => SimulationEnd::Finished,
@@ -241,8 +241,8 @@ fn simulate(
 }
 
 /// Summary of the fold for the report.
-fn summary(cast: &FoldPlan, ranks: &[RankId]) -> String {
-    let running = numbers(cast);
+fn summary(fold_plan: &FoldPlan, ranks: &[RankId]) -> String {
+    let running = numbers(fold_plan);
     format!(
         "--fold auto: {} of {} ranks ran ({}), and the others are taken to do as their neighbours among them; output is of the ranks that ran, and times that the program read are those of a run in which every operation takes {REHEARSED}",
         running.len(),
@@ -252,19 +252,19 @@ fn summary(cast: &FoldPlan, ranks: &[RankId]) -> String {
 }
 
 /// Numbers of the running ranks.
-fn numbers(cast: &FoldPlan) -> Vec<String> {
-    cast.running().map(|rank| rank.0.to_string()).collect()
+fn numbers(fold_plan: &FoldPlan) -> Vec<String> {
+    fold_plan.running().map(|rank| rank.0.to_string()).collect()
 }
 
 /// Record of the running ranks.
 struct Kept<'a> {
-    cast: &'a FoldPlan,
+    fold_plan: &'a FoldPlan,
     writer: RecordWriter<BufWriter<File>>,
 }
 
 impl Recorder for Kept<'_> {
     fn step(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, line: &str) {
-        if self.cast.runs(rank) {
+        if self.fold_plan.runs(rank) {
             self.writer.step(rank, task, step, line);
         }
     }

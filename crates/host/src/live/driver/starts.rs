@@ -28,8 +28,8 @@ impl Driver<'_> {
             && let Some(place) = setup.places.get(self.asked as usize)
         {
             self.asked += 1;
-            let runs = match &self.cast {
-                Some(cast) => cast.runs(RankId(place.rank)),
+            let runs = match &self.fold_plan {
+                Some(fold_plan) => fold_plan.runs(RankId(place.rank)),
                 None => !setup.one_program || place.rank == 0,
             };
             if runs {
