@@ -9,18 +9,20 @@
 //! answer. As a result, concurrent sleeps overlap in virtual time, and the contents of a round do not depend on which
 //! thread was faster: a round is sorted by the tree of thread starts.
 //!
-//! **Other processes.** Child processes, and their children, participate in the rounds: a child process is asleep when
-//! all of its threads are, and relay threads of this process make its requests (`relay`). A child process has no rounds
-//! of its own: operations of its threads go to the relay at once, and its watch thread only ends sleeps.
+//! **Other processes** (`processes`). Child processes, and their children, participate in the rounds: a child process
+//! is asleep when all of its threads are, and relay threads of this process make its requests (`relay`). A child process
+//! has no rounds of its own: operations of its threads go to the relay at once, and its watch thread only ends sleeps.
 //!
 //! A thread that makes a request checks whether all other threads wait, which is usually so. Threads may also fall
 //! asleep without a request; for these, a thread of the client, the *watch*, keeps checking while the process runs.
 
+mod processes;
+
+use super::Client;
 use super::listening::{Listener, Listening};
-use super::names::Pieces;
-use super::{Client, ClientError};
-use crate::lanes::{Lanes, Meter, Used};
-use crate::quiescence::{Family, Found, ThreadId, Threads, started_at};
+use crate::lanes::{Lanes, Used};
+use crate::quiescence::{Family, Found, ThreadId, Threads};
+use processes::{Relative, Said};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::time::{ClockId, Timespec};
 use std::cell::{Cell, RefCell};
@@ -33,8 +35,6 @@ use uniference_protocol::descriptors::lift;
 use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::messages::{Answer, Batch, Op, Quiet, Reply};
 use uniference_protocol::wire::{Opening, Wire};
-use uniference_sim::ids::OfProcess;
-use uniference_sim::program::Mark;
 
 /// Shortest and longest interval between two checks by the watch thread, in nanoseconds.
 const LOOKS: (u64, u64) = (50_000, 1_000_000);
@@ -56,10 +56,6 @@ pub(crate) type Path = Vec<u32>;
 thread_local! {
     static PATH: RefCell<Option<Path>> = const { RefCell::new(None) };
     static CHILDREN: Cell<u32> = const { Cell::new(0) };
-    /// The path of the process for which this relay thread makes requests.
-    static PROCESS: RefCell<Option<Path>> = const { RefCell::new(None) };
-    /// The rank to which that process has moved, as last returned to this relay thread.
-    static RANK: Cell<Option<u32>> = const { Cell::new(None) };
     /// Whether the thread allocates its thread-local state ([`Client::keep_books`]).
     static MAKES_BOOKS: Cell<bool> = const { Cell::new(false) };
 }
@@ -118,28 +114,6 @@ struct State {
     doubles: u32,
     /// The process that communicates for each rank.
     communicate: BTreeMap<u32, Path>,
-}
-
-/// A participating process.
-struct Relative {
-    /// Time of the process's start.
-    started: u64,
-    /// The path of the process's first thread.
-    path: Path,
-}
-
-/// State that a process has reported.
-#[derive(Default)]
-struct Said {
-    /// The process's number within the rank, once the process has used ids of its own. Numbers follow the order of
-    /// paths, not of arrival.
-    number: Option<OfProcess>,
-    /// Definitions of ids in the process's captured operators that the driver has not received.
-    dictionary: Pieces,
-    /// Whether the process has numbered ranges.
-    has_ranges: bool,
-    /// The rank to which the process has moved.
-    rank: Option<u32>,
 }
 
 /// Operations of a thread since the process was last quiet.
@@ -327,111 +301,6 @@ impl ThreadBarrier {
         }
     }
 
-    /// Makes other processes participate from now on.
-    pub(crate) fn begins_family(&self, meter: Meter) {
-        self.lanes.measure_relatives(meter);
-        let mut state = self.enter();
-        state.threads.share();
-        state.family.measure(meter.process);
-        drop(state);
-        self.family.store(true, SeqCst);
-    }
-
-    /// Keeps rounds from ending while a thread forks, until the child process participates: until then, both processes
-    /// may seem to sleep although the child runs.
-    pub(crate) fn holds(&self) {
-        self.arriving.fetch_add(1, SeqCst);
-    }
-
-    /// Allows rounds to end again: the child process participates, or has ended.
-    pub(crate) fn lets_go(&self) {
-        self.arriving.fetch_sub(1, SeqCst);
-    }
-
-    /// Marks the calling thread as a thread of the client: it waits for connections of other processes, or relays
-    /// requests of a thread of `process`.
-    pub(crate) fn serves(&self, process: Option<(i32, Arc<Listener>)>) {
-        let mut state = self.enter();
-        state.serving.insert(this_thread(), process.as_ref().map(|(_, listener)| Arc::clone(listener)));
-        if let Some((process, started)) = process.and_then(|(process, _)| Some((process, started_at(process)?))) {
-            let known = state.relatives.get(&process).filter(|known| known.started == started);
-            let first = known.map_or_else(path, |known| known.path.clone());
-            state.relatives.insert(process, Relative { started, path: first.clone() });
-            PROCESS.set(Some(first));
-            self.lanes.meet(process);
-        }
-    }
-
-    /// Adds definitions of ids in captured operators of the process for which the calling thread makes requests.
-    pub(crate) fn names(&self, at: u64, entries: Vec<u8>) {
-        let mut state = self.enter();
-        if let Some(process) = PROCESS.with_borrow(Clone::clone) {
-            state.said.entry(process).or_default().dictionary.insert(at, entries);
-        }
-    }
-
-    /// Moves the process for which the calling thread makes requests to another rank.
-    pub(crate) fn process_moves(&self, to: u32) {
-        let mut state = self.enter();
-        if let Some(process) = PROCESS.with_borrow(Clone::clone) {
-            state.said.entry(process).or_default().rank = Some(to);
-            RANK.set(Some(to));
-        }
-    }
-
-    /// The rank to which the thread's process has moved since the calling thread's previous call; `None`: it has not
-    /// moved.
-    pub(crate) fn thread_moves(&self) -> Option<u32> {
-        let state = self.enter();
-        let to = PROCESS.with_borrow(|process| state.said.get(process.as_ref()?)?.rank);
-        if RANK.replace(to) == to { None } else { to }
-    }
-
-    /// Whether the process for which the calling thread makes requests communicates for its rank, which is `own` unless
-    /// the process has moved. Only the first process that communicates may do so.
-    pub(crate) fn may_communicate(&self, own: u32, own_process_does: bool) -> bool {
-        let mut state = self.enter();
-        let Some(process) = PROCESS.with_borrow(Clone::clone) else { return false };
-        let rank = state.said.get(&process).and_then(|said| said.rank).unwrap_or(own);
-        if rank == own && own_process_does {
-            return false;
-        }
-        *state.communicate.entry(rank).or_insert_with(|| process.clone()) == process
-    }
-
-    /// Whether the process for which the calling thread makes requests communicates for its rank.
-    pub(crate) fn communicates(&self) -> bool {
-        let state = self.enter();
-        PROCESS
-            .with_borrow(|process| process.iter().any(|process| state.communicate.values().any(|one| one == process)))
-    }
-
-    /// Whether another process communicates for this rank.
-    pub(crate) fn another_communicates(&self, rank: u32) -> bool {
-        self.threaded() && self.enter().communicate.contains_key(&rank)
-    }
-
-    /// The path under which a relay thread makes requests for the thread that reported `path`. The result differs from
-    /// `path` if that path is in use, for example if the C library started the process.
-    pub(crate) fn admits(&self, path: Path) -> Path {
-        let mut state = self.enter();
-        let mut own = path.clone();
-        while !state.admitted.insert(own.clone()) {
-            state.doubles += 1;
-            own = path.iter().copied().chain([u32::MAX, state.doubles]).collect();
-        }
-        own
-    }
-
-    /// Ends the calling thread's work on behalf of another thread.
-    pub(crate) fn served(&self, path: &Path) {
-        let mut state = self.enter();
-        state.serving.remove(&this_thread());
-        state.admitted.remove(path);
-        // The check runs here because possibly no other thread is left to run it.
-        self.run(&mut state);
-    }
-
     /// Marks the start of the process's running time.
     fn begin(&self) {
         self.lanes.begin();
@@ -555,19 +424,10 @@ impl State {
         let Speaker { writer, opens, ops } = speaker;
         // The thread's next operations tell the driver that the thread has left the sleep.
         self.paused.retain(|thread, pause| *thread != this_thread() || pause.state != Paused::Left);
-        let process = PROCESS.with_borrow(Clone::clone);
+        let process = processes::of_this_thread();
         let part = self.parts.entry(path()).or_insert(Part { process, writer, opens: None, ops: Vec::new() });
         part.opens = part.opens.take().or(opens.take());
         part.ops.extend(ops);
-    }
-
-    /// Whether another process participates in the rounds, or could.
-    fn has_family(&mut self) -> bool {
-        let is_there = |process: i32, relative: &Relative| {
-            self.family.sleeps_on(process) || started_at(process) == Some(relative.started)
-        };
-        self.relatives.retain(|process, relative| is_there(*process, relative));
-        !self.relatives.is_empty() || has_children()
     }
 
     /// State of the threads; and, if `relatives` are checked too, whether those only wait for this process or for each
@@ -629,23 +489,6 @@ impl State {
         }
         parts.into_values().for_each(|part| part.send(client, quiet));
         self.running = None;
-    }
-
-    /// Numbers each process that now uses ids of its own.
-    fn number_processes(&mut self, client: &Client) {
-        let names_ranges =
-            |part: &Part| part.ops.iter().any(|op| matches!(op, Op::Thread(_) | Op::Mark(Mark::Open { .. })));
-        for process in self.parts.values().filter(|part| names_ranges(part)).filter_map(|part| part.process.clone()) {
-            self.said.entry(process).or_default().has_ranges = true;
-        }
-        let mut next = self.said.values().filter(|said| said.number.is_some()).count() as u32 + 1;
-        for said in self.said.values_mut().filter(|said| said.number.is_none()) {
-            if said.has_ranges || !said.dictionary.is_empty() {
-                let number = OfProcess::new(next);
-                said.number = Some(number.unwrap_or_else(|| ClientError::Processes { rank: client.rank }.end()));
-                next += 1;
-            }
-        }
     }
 
     fn kicks(&self) -> impl Iterator<Item = Kick> {
@@ -713,7 +556,7 @@ impl Client {
     pub fn keep_books(&self, others: impl FnOnce()) {
         MAKES_BOOKS.set(true);
         PATH.with(|_| ());
-        PROCESS.with(|_| ());
+        processes::make();
         super::LINKS.with(|_| ());
         super::account::make();
         super::ranges::make();
@@ -783,13 +626,6 @@ fn is_readable(reader: &Arc<dyn Wire>) -> bool {
     rustix::event::poll(&mut [PollFd::from_borrowed_fd(reader.as_fd(), PollFlags::IN)], Some(&now)) == Ok(1)
 }
 
-/// Whether the process has children.
-fn has_children() -> bool {
-    use rustix::process::{WaitId, WaitIdOptions, waitid};
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    !matches!(waitid(WaitId::All, options), Err(rustix::io::Errno::CHILD))
-}
-
 fn host_ns() -> u64 {
     super::clock_ns(ClockId::Monotonic)
 }
@@ -797,22 +633,4 @@ fn host_ns() -> u64 {
 /// Whether an answer reports the end of a sleep that the thread has already left.
 pub(crate) fn is_stale(answer: &Answer) -> bool {
     matches!(answer, Answer::Over)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_two_threads_have_one_path() {
-        let rounds = ThreadBarrier::new(1).unwrap();
-        let first = rounds.admits(vec![0, 1]);
-        let second = rounds.admits(vec![0, 1]);
-        assert_eq!(first, [0, 1]);
-        // The replaced path sorts after the original one, and before later children of the same parent.
-        assert!(first < second && second != first && second < vec![0, 2]);
-        rounds.serves(None);
-        rounds.served(&first);
-        assert_eq!(rounds.admits(vec![0, 1]), [0, 1]);
-    }
 }
