@@ -6,16 +6,15 @@ mod lines;
 
 use super::*;
 use crate::slice::{Costs, LoweredWork, RankSlice};
+use crate::testing::cluster;
 use crate::{Conversations, Recorder};
 use std::cell::RefCell;
 use std::io::Cursor;
 use uniference_costs::operators::Sequences;
-use uniference_formats::cluster::{Choices, ClusterFile, Flags};
 use uniference_formats::operators::{Encoder, LaunchFlags, Line, Reading, StreamEntry};
 use uniference_formats::record::{Header, RecordReader, RecordWriter};
 use uniference_formats::report::Manifest;
 use uniference_protocol::messages::{Answer, ComputeSlice, DeviceWork, Op, Quiet};
-use uniference_sim::cluster::Cluster;
 use uniference_sim::device::Origin;
 use uniference_sim::engine::{Engine, RunEnd};
 use uniference_sim::ids::{RankId, Site, TaskId};
@@ -105,17 +104,6 @@ fn plan(ranks: usize, way: Way, factor: u64, measures_host: bool) -> Sources {
     let ranks = (0..ranks).map(|_| rank()).collect();
     let lines = Vec::new();
     Sources { ranks, earlier: None, outdated: None, host_asked: false, python_asked: false, lines }
-}
-
-fn cluster(ranks: u32) -> Cluster {
-    let flags = Flags {
-        ranks,
-        bandwidth: Some("8 Gbps".parse().unwrap()),
-        latency: Some("0 us".parse().unwrap()),
-        slowdown: vec![],
-    };
-    let file = ClusterFile::parse("test", &flags.to_toml().unwrap(), &[]).unwrap();
-    file.resolve(&Choices { backend: Some("ideal".into()), ..Choices::default() }).unwrap().cluster
 }
 
 /// An action of a program.

@@ -5,14 +5,13 @@ mod streams;
 
 use super::*;
 use crate::slice::{LoweredWork, RankSlice};
+use crate::testing::cluster;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use uniference_formats::cluster::{Choices, ClusterFile, Flags};
 use uniference_protocol::messages::{
     self, ArenaBlock, DeviceWork, Fetched, LaunchId, LocalHandle, OnStream, Op, OutputPart, Quiet, Reply as Frame, Span,
 };
-use uniference_sim::cluster::Cluster;
 use uniference_sim::ids::{GroupId, GroupRank};
 use uniference_sim::program::{
     Activity, CallOp, Collective, CollectiveKind, DType, NcclSettings, Origin, Outcome, ReduceOp, Request, Shape,
@@ -22,18 +21,6 @@ use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{Bytes, SimDuration};
 
 const MAIN: TaskId = TaskId(0);
-
-/// An ideal switch of 1 GB/s without latency.
-fn cluster(ranks: u32) -> Cluster {
-    let flags = Flags {
-        ranks,
-        bandwidth: Some("8 Gbps".parse().unwrap()),
-        latency: Some("0 us".parse().unwrap()),
-        slowdown: vec![],
-    };
-    let choices = Choices { backend: Some("ideal".into()), ..Choices::default() };
-    ClusterFile::parse("test", &flags.to_toml().unwrap(), &[]).unwrap().resolve(&choices).unwrap().cluster
-}
 
 /// Ranks that have all asked for their first turn.
 fn ranks(count: u32) -> Conversations {
