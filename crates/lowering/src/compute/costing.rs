@@ -6,6 +6,8 @@
 
 mod remarks;
 
+pub use remarks::substituted;
+
 use super::expansion::{DevicePart, Expansion, Reads, copy_name, python_time};
 use super::{HostCpu, RankPlan, Sources, Way};
 use crate::slice::{Costs, Launch, LoweredWork, RankSlice};

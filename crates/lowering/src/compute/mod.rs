@@ -11,7 +11,7 @@ mod expansion;
 #[cfg(test)]
 mod tests;
 
-pub use costing::{Costed, Costing, CostingError, RankSteps, Shared};
+pub use costing::{Costed, Costing, CostingError, RankSteps, Shared, substituted};
 pub use earlier::Earlier;
 
 use std::rc::Rc;

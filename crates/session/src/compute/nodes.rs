@@ -2,13 +2,13 @@
 //! a run.
 
 use super::DatabaseOptions;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_costs::database::Databases;
 use uniference_costs::model::{Model, Target};
 use uniference_formats::report::{ComputeReport, Manifest};
 use uniference_host::error::HostError;
-use uniference_lowering::compute::Costed;
+use uniference_lowering::compute::{Costed, OperatorCosts, substituted};
 use uniference_programs::chakra::replay::{self, CostedOperator};
 use uniference_sim::device::Origin;
 
@@ -68,13 +68,8 @@ impl NodeModels {
                 seconds,
             }));
         }
-        costed.warnings.extend(self.substituted());
+        let costs = self.ranks.iter().flatten().map(|model| &**model as &dyn OperatorCosts);
+        costed.warnings.extend(substituted(costs));
         costed
-    }
-
-    fn substituted(&self) -> Option<String> {
-        let found: BTreeSet<_> = self.ranks.iter().flatten().flat_map(|model| model.substituted()).collect();
-        let shown: Vec<String> = found.iter().map(|(asked, served)| format!("{asked} (as {served})")).collect();
-        (!shown.is_empty()).then(|| format!("`peak_flops` has no rate for {}", shown.join(", ")))
     }
 }

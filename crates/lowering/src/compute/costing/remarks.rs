@@ -1,7 +1,7 @@
 //! Owns the remarks on a completed run's compute: warnings and the headline.
 
 use super::{Costing, KERNEL, RankCosting, What};
-use crate::compute::{Earlier, Way};
+use crate::compute::{Earlier, OperatorCosts, Way};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use uniference_costs::operators::{is_rough, lengths_are_values, missing_argument};
@@ -31,7 +31,7 @@ impl Costing {
             self.unknown_lengths(),
             self.rough(),
             self.unused_formulas(),
-            self.substituted(),
+            substituted(self.ranks.iter().filter_map(|costing| costing.plan.costs.as_deref())),
             self.answered(),
             of_an_earlier_run,
         ];
@@ -224,14 +224,6 @@ impl Costing {
         })
     }
 
-    /// Element types that were computed at the rate of another type.
-    fn substituted(&self) -> Option<String> {
-        let costs = self.ranks.iter().filter_map(|costing| costing.plan.costs.as_ref());
-        let found: BTreeSet<_> = costs.flat_map(|costs| costs.substituted()).collect();
-        let shown = found.iter().map(|(asked, served)| format!("{asked} (as {served})"));
-        (!found.is_empty()).then(|| format!("`peak_flops` has no rate for {}", listed(shown)))
-    }
-
     /// A warning about uncomputed values that determined the control flow.
     fn answered(&self) -> Option<String> {
         let found = self.zeros(|_| true)?;
@@ -323,6 +315,13 @@ impl Costing {
 /// `seconds` in % of `all`.
 fn share(seconds: f64, all: f64) -> f64 {
     if all > 0.0 { 100.0 * seconds / all } else { 0.0 }
+}
+
+/// A warning about element types that were computed at the rate of another type.
+pub fn substituted<'a>(costs: impl Iterator<Item = &'a (dyn OperatorCosts + 'static)>) -> Option<String> {
+    let found: BTreeSet<_> = costs.flat_map(OperatorCosts::substituted).collect();
+    let shown = found.iter().map(|(asked, served)| format!("{asked} (as {served})"));
+    (!found.is_empty()).then(|| format!("`peak_flops` has no rate for {}", listed(shown)))
 }
 
 /// The first items of a list, and the number of further ones.
