@@ -73,3 +73,22 @@ impl NodeModels {
         costed
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn without(device: &str) -> Result<NodeModels, HostError> {
+        let options = DatabaseOptions { left_out: Some(device.to_owned()), ..DatabaseOptions::default() };
+        NodeModels::new(&options, Vec::new())
+    }
+
+    #[test]
+    fn a_device_is_left_out_of_the_databases_of_nodes() {
+        let mut manifest = Manifest::default();
+        without("h100-sxm").unwrap().describe(&mut manifest);
+        assert!(manifest.models["databases"].ends_with(" without h100-sxm-80gb"), "{:?}", manifest.models);
+        let refused = without("no-device").err().expect("no database has its rows").to_string();
+        assert!(refused.starts_with("--leave-out no-device: no database has operators measured on it"), "{refused}");
+    }
+}
