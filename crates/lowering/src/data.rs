@@ -5,12 +5,12 @@
 //! the arena), and knows no time (the engine does). It only observes issued and matched operations.
 
 mod copies;
-mod fold;
 mod instance;
+mod reduction_plans;
 
 use copies::Copies;
-use fold::{Group, Plans};
 use instance::{Instance, Member};
+use reduction_plans::{Group, ReductionPlans};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use uniference_protocol::memory::Window;
@@ -32,7 +32,7 @@ pub(crate) struct DataPlane {
     /// Number of collectives of a group that a rank has issued.
     counts: BTreeMap<(RankId, GroupId), u64>,
     collectives: BTreeMap<Key, Instance>,
-    plans: Plans,
+    plans: ReductionPlans,
     /// The arena, if small reductions are done in the driver.
     window: Option<Window>,
     /// Operations that have not been released.
@@ -84,7 +84,7 @@ pub(crate) enum Access {
 impl DataPlane {
     /// A data plane for collectives of these algorithms.
     pub(crate) fn of(algorithms: AlgorithmTable) -> DataPlane {
-        DataPlane { plans: Plans::of(algorithms), ..DataPlane::default() }
+        DataPlane { plans: ReductionPlans::of(algorithms), ..DataPlane::default() }
     }
 
     /// From now on, the driver itself carries out small reductions.

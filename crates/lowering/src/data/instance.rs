@@ -3,8 +3,7 @@
 //!
 //! The engine decides the time of the collective, and `data` frees the blocks.
 
-use super::fold::Group;
-use super::fold::Plans;
+use super::reduction_plans::{Group, ReductionPlans};
 use std::sync::Arc;
 use uniference_protocol::memory::{Kernel, Window};
 use uniference_protocol::messages::{Fetched, Offset, OutputPart};
@@ -100,7 +99,7 @@ impl Instance {
         &mut self,
         me: usize,
         group: &Group,
-        plans: &mut Plans,
+        plans: &mut ReductionPlans,
         here: Option<&Window>,
     ) -> Option<Fetched> {
         if let Some(ready) = self.ready(me) {

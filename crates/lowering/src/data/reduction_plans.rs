@@ -1,4 +1,4 @@
-//! Owns the fold plans of a run: each is derived once and kept while equal collectives recur, as in the layers of a
+//! Owns the reduction plans of a run: each is derived once and kept while equal collectives recur, as in the layers of a
 //! model.
 
 use std::collections::VecDeque;
@@ -20,9 +20,9 @@ pub(super) struct Group {
     pub(super) settings: Option<NcclSettings>,
 }
 
-/// Fold plans, and the algorithms that the cluster file defines in addition to the built-in ones.
+/// Reduction plans, and the algorithms that the cluster file defines in addition to the built-in ones.
 #[derive(Default)]
-pub(super) struct Plans {
+pub(super) struct ReductionPlans {
     /// The most recently used plans, the latest first.
     kept: VecDeque<(Key, Arc<ReductionPlan>)>,
     algorithms: AlgorithmTable,
@@ -32,10 +32,10 @@ pub(super) struct Plans {
 /// in the cluster, the group's ranks and NCCL settings.
 type Key = (Collective, &'static str, u32, Option<(Arc<[RankId]>, Option<NcclSettings>)>);
 
-impl Plans {
+impl ReductionPlans {
     /// Plans for collectives of these algorithms.
-    pub(super) fn of(algorithms: AlgorithmTable) -> Plans {
-        Plans { kept: VecDeque::new(), algorithms }
+    pub(super) fn of(algorithms: AlgorithmTable) -> ReductionPlans {
+        ReductionPlans { kept: VecDeque::new(), algorithms }
     }
 
     /// The order in which `algorithm` combines the elements of `call` in a group of at least 2 ranks.
@@ -139,7 +139,7 @@ mod tests {
         for kind in [CollectiveKind::AllReduce, CollectiveKind::Reduce, CollectiveKind::ReduceScatter] {
             for algorithm in algorithms_for(kind) {
                 for size in 2..=17 {
-                    let plan = Plans::default().get(&call(kind), algorithm.name(), &first(size));
+                    let plan = ReductionPlans::default().get(&call(kind), algorithm.name(), &first(size));
                     // A reduction of n elements from each of P members needs n (P - 1) combinations, in any order.
                     let elements = if kind == CollectiveKind::ReduceScatter { 1001 * u64::from(size) } else { 1001 };
                     let combined: u64 = plan.folds.iter().map(|fold| fold.span.len).sum();
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_plan_is_derived_once() {
-        let mut plans = Plans::default();
+        let mut plans = ReductionPlans::default();
         let kept = plans.get(&call(CollectiveKind::AllReduce), "ring", &first(4));
         plans.get(&call(CollectiveKind::Reduce), "binomial", &first(4));
         assert!(Arc::ptr_eq(&kept, &plans.get(&call(CollectiveKind::AllReduce), "ring", &first(4))));
@@ -164,7 +164,7 @@ mod tests {
         let text = "[[device]]\nname = \"a\"\ncount = 6\n[network]\npreset = \"torus\"\ndims = [2, 3]\n\
                     [collective]\nall_reduce = \"hierarchical\"\n";
         let table = ClusterFile::parse("test", text, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster;
-        let mut plans = Plans::of(table.backend.algorithms.clone());
+        let mut plans = ReductionPlans::of(table.backend.algorithms.clone());
         for ranks in [vec![0, 1, 2, 3, 4, 5], vec![1, 3, 5], vec![0, 1], vec![0, 1, 2, 3]] {
             let plan = plans.get(&call(CollectiveKind::AllReduce), "hierarchical", &group(ranks.clone(), None));
             let combined: u64 = plan.folds.iter().map(|fold| fold.span.len).sum();
@@ -180,7 +180,7 @@ mod tests {
         let file = ClusterFile::parse("test", text, &[]).unwrap();
         let choices = Choices { backend: Some("nccl".into()), ..Choices::default() };
         let table = file.resolve(&choices).unwrap().cluster.backend.algorithms;
-        let mut plans = Plans::of(table.clone());
+        let mut plans = ReductionPlans::of(table.clone());
         let large = Collective { shape: Shape::Even(8 << 20), ..call(CollectiveKind::AllReduce) };
         let trees = NcclSettings { algorithms: [NcclSettings::TREE; 5], ..NcclSettings::default() };
         for settings in [None, Some(trees)] {
