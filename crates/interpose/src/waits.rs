@@ -522,7 +522,7 @@ fn futex_waits(number: c_long, operation: c_long) -> Option<Option<Kind>> {
 
 // Masks and timeouts
 
-/// A signal mask without our signal; `None` for null.
+/// A signal mask without the signal that ends pauses; `None` for null.
 ///
 /// # Safety
 /// `mask` is null or points to a set.

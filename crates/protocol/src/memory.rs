@@ -1,7 +1,8 @@
 //! Owns data movement between a program's memory and the arena: copies, and element-wise reductions whose loop gives
 //! torch's bits.
 //!
-//! The module `data` decides which bytes are moved, and the module `fold` decides the order of reductions.
+//! `uniference-lowering` decides which bytes are moved (`data`), and `uniference-sim` the order of reductions
+//! (`collective::fold`).
 
 // Tensors and the arena are raw memory: other processes write to it, so no Rust reference to it may exist. Everything
 // else in live ranks goes through the checked functions of this module.
@@ -198,7 +199,7 @@ impl Window {
 
     /// Copies `bytes` from one block to another.
     pub fn copy(&self, from: Offset, to: Offset, bytes: u64) {
-        // SAFETY: `at` has checked that both ranges lie in the arena, and rooms do not overlap.
+        // SAFETY: `at` has checked that both ranges lie in the arena, and blocks do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(self.at(from, bytes), self.at(to, bytes), bytes as usize) };
     }
 
