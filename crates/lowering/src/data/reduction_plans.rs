@@ -1,5 +1,5 @@
-//! Owns the reduction plans of a run: each is derived once and kept while equal collectives recur, as in the layers of a
-//! model.
+//! Owns the reduction plans of a run: each is derived once and kept while equal collectives recur, as in the layers of
+//! a model.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
