@@ -148,9 +148,9 @@ impl Conversations {
         if self.processes.lends() { self.engine.now() } else { self.engine.clock(rank) }
     }
 
-    /// Starts a rehearsal: only ranks that run in `fold_plan` have processes. The other ranks end at once, and contribute
-    /// to collectives the data of running ranks of their classes, copied in the arena, of which each rank has `part`
-    /// bytes.
+    /// Starts a rehearsal: only ranks that run in `fold_plan` have processes. The other ranks end at once, and
+    /// contribute to collectives the data of running ranks of their classes, copied in the arena, of which each rank
+    /// has `part` bytes.
     pub fn rehearse(&mut self, fold_plan: &Arc<FoldPlan>, window: Window, part: u64) {
         self.absent = Some(AbsentRanks::new(fold_plan.clone()));
         self.data.rehearse(fold_plan.clone(), window, part);

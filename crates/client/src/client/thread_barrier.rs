@@ -10,8 +10,9 @@
 //! thread was faster: a round is sorted by the tree of thread starts.
 //!
 //! **Other processes** (`processes`). Child processes, and their children, participate in the rounds: a child process
-//! is asleep when all of its threads are, and relay threads of this process make its requests (`relay`). A child process
-//! has no rounds of its own: operations of its threads go to the relay at once, and its watch thread only ends sleeps.
+//! is asleep when all of its threads are, and relay threads of this process make its requests (`relay`). A child
+//! process has no rounds of its own: operations of its threads go to the relay at once, and its watch thread only ends
+//! sleeps.
 //!
 //! A thread that makes a request checks whether all other threads wait, which is usually so. Threads may also fall
 //! asleep without a request; for these, a thread of the client, the *watch*, keeps checking while the process runs.
