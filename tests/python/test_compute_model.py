@@ -69,7 +69,7 @@ def test_a_modelled_run_is_the_same_in_every_way_to_get_it(tmp_path: Path) -> No
     runs = Runs(tmp_path)
     first = runs.run("first", "--jobs", 1)
     origins = {row["origin"] for row in first["compute"]}
-    assert origins & {"database", "interpolated", "transferred", "roofline"}
+    assert origins & {"database", "interpolated", "extrapolated", "transferred", "roofline"}
     assert "unknown" not in origins
     measured = runs.run("measured", "--compute", "measured")
     assert measured["makespan_ps"] > first["makespan_ps"]

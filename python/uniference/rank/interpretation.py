@@ -50,18 +50,18 @@ def run(
         if name in function.arg_names
     }
     x, y, z = (*grid, 1, 1, 1)[:3]
-    absence = _Absence(uncomputed)
+    tracked = _Uncomputed(uncomputed)
     with _interpreting() as scope, numpy.errstate(all="ignore"):
-        absence.follow(scope)
+        tracked.follow(scope)
         rewritten = _rewritten(function)
         interpreter.interpreter_builder.set_grid_dim(x, y, z)
         for i in range(x):
             for j in range(y):
                 for k in range(z):
                     interpreter.interpreter_builder.set_grid_idx(i, j, k)
-                    absence.begin()
+                    tracked.begin()
                     rewritten(**values)
-    return absence.written
+    return tracked.written
 
 
 def _constant(value: Any) -> Any:
@@ -127,11 +127,11 @@ _ACCESSES: Mapping[str, tuple[bool, bool, Callable[..., tuple[Any, Any]]]] = {
 its arguments."""
 
 
-class _Absence:
+class _Uncomputed:
     """Tracks values that were not computed through a program of the grid."""
 
     def __init__(self, uncomputed: Sequence[range]) -> None:
-        self._absent = list(uncomputed)
+        self._uncomputed = list(uncomputed)
         self._has_read = False
         self.written: list[range] = []
 
@@ -141,7 +141,7 @@ class _Absence:
 
     def follow(self, scope: Any) -> None:
         """Records reads and writes from now on."""
-        for name in _ACCESSES if self._absent else ():
+        for name in _ACCESSES if self._uncomputed else ():
             scope.set_attr(interpreter.InterpreterBuilder, name, self._following(name))
 
     def _following(self, name: str) -> Callable[..., Any]:
@@ -157,12 +157,12 @@ class _Absence:
                 size = pointers.get_element_ty().primitive_bitwidth // 8 or 1
                 span = range(int(addresses.min()), int(addresses.max()) + size)
                 if reads and not self._has_read:
-                    self._has_read = any(_meet(addresses, size, span, uncomputed) for uncomputed in self._absent)
+                    self._has_read = any(_meet(addresses, size, span, known) for known in self._uncomputed)
                 if writes and self._has_read:
                     self.written.append(span)
                     # Other programs of the grid may read the written addresses.
-                    if not any(known.start <= span.start and span.stop <= known.stop for known in self._absent):
-                        self._absent.append(span)
+                    if not any(known.start <= span.start and span.stop <= known.stop for known in self._uncomputed):
+                        self._uncomputed.append(span)
             return original(builder, *args)
 
         return access

@@ -33,6 +33,6 @@ def are_absent(tensors: Sequence[Tensor]) -> bool:
 def mark_uncomputed(tensors: Sequence[Tensor]) -> None:
     """Marks tensors whose received values were not computed by the sender."""
     library = capture.library()
-    assert library is not None, "only the C++ part lets values be absent"
+    assert library is not None, "only the C++ part leaves values uncomputed"
     for tensor in tensors:
         library.mark_uncomputed(tensor)

@@ -1,8 +1,8 @@
 //! Owns the import of third-party measurements: the files of a source, and the conversion of their rows.
 //!
 //! A source is an operator database, a Parquet file of operators (`operators.rs` documents its columns), a text file of
-//! published attention (`published.rs`), or the folder of an installed `aiconfigurator-core` (`aiconfigurator.rs`). Several rows of the same operator become one, with
-//! their median.
+//! published attention (`published.rs`), or the folder of an installed `aiconfigurator-core` (`aiconfigurator.rs`).
+//! Several rows of the same operator become one, with their median.
 
 mod aiconfigurator;
 mod operators;

@@ -1,10 +1,10 @@
 //! Owns text files of published measurements of attention: one line per measurement, in CSV without quotes.
 //!
-//! Columns: `source` (a publication, or repository@commit:path), `licence`, `software`, `device`, `operator` (PyTorch's),
-//! `dtype`, `pass` (`forward` or `backward`), `causal` (0 or 1), `window` (keys that a query sees at most; 0: all),
-//! `batch`, `heads`, `kv_heads`, `tokens` (queries, and keys, of a sequence), `head_dim`, `tflops`, `us`. A rate or a
-//! time is given: the rate counts visible pairs, 4 operations per element in a forward pass and 10 in a backward pass.
-//! Lines that begin with `#` are comments.
+//! Columns: `source` (a publication, or repository@commit:path), `licence`, `software`, `device`, `operator`
+//! (PyTorch's), `dtype`, `pass` (`forward` or `backward`), `causal` (0 or 1), `window` (keys that a query sees at most,
+//! only with a causal mask; 0: all), `batch`, `heads`, `kv_heads`, `tokens` (queries, and keys, of a sequence),
+//! `head_dim`, `tflops`, `us`. Either a rate or a time is given: the rate counts visible pairs, 4 operations per
+//! element in a forward pass and 10 in a backward pass. Lines that begin with `#` are comments.
 
 use super::operators::{Work, attention, dtype};
 use super::{Gathered, ImportError, Measurement};
@@ -44,18 +44,25 @@ fn measurement(line: &str) -> Option<(Notice, Measurement)> {
         "backward" => Pass::Backward,
         _ => return None,
     };
-    let causal = *causal == "1";
+    let causal = match *causal {
+        "0" => false,
+        "1" => true,
+        _ => return None,
+    };
     let Work { family, mut flops, bytes, .. } =
         attention(pass, [batch, heads, key_heads, tokens, tokens, width], causal, each);
     if window > 0 {
-        // A causal window: the first queries see fewer keys.
+        // The first queries see fewer keys. Without a causal mask, the columns do not tell the window's other side.
+        if !causal {
+            return None;
+        }
         let window = window.min(tokens);
         let visible = window * tokens - window * (window - 1) / 2;
         flops = if pass == Pass::Forward { 4 } else { 10 } * batch * heads * visible * width;
     }
-    let microseconds = match (tflops.parse::<f64>(), us.parse::<f64>()) {
-        (_, Ok(microseconds)) => microseconds,
-        (Ok(tflops), _) => flops as f64 / tflops / 1e6,
+    let microseconds = match (*tflops, *us) {
+        ("", microseconds) => microseconds.parse().ok()?,
+        (tflops, "") => flops as f64 / tflops.parse::<f64>().ok()? / 1e6,
         _ => return None,
     };
     let [name, licence, device, software, variant] =

@@ -217,7 +217,15 @@ fn published_attention_becomes_rows() {
     assert!((forward[0].microseconds - flops as f64 / 1e8).abs() < 1e-12);
     let backward = &rows(&database, "attention_backward")[0].1[0];
     assert_eq!((backward.flops, backward.microseconds), (10 * 16 * 7 * 64, 7.5));
-    std::fs::write(&path, text.replace("backward", "sideways")).unwrap();
-    let error = import(&path, &mut database).unwrap_err().to_string();
-    assert!(error.contains("line 4 is no measurement") && error.contains("hint:"), "{error}");
+    for (known, unknown) in [
+        ("backward", "sideways"),
+        ("backward,1", "backward,yes"),
+        // A window without a causal mask, and both a rate and a time.
+        ("backward,1", "backward,0"),
+        ("64,,7.5", "64,100,7.5"),
+    ] {
+        std::fs::write(&path, text.replace(known, unknown)).unwrap();
+        let error = import(&path, &mut database).unwrap_err().to_string();
+        assert!(error.contains("line 4 is no measurement") && error.contains("hint:"), "{unknown}: {error}");
+    }
 }

@@ -16,7 +16,7 @@ const GENERATION: f64 = 1.0;
 /// vendor [`FOREIGN`].
 pub(super) fn alike(name: Option<&str>, rates: &Rates, precision: Precision) -> Vec<(f64, &'static KnownDevice)> {
     let itself = devices::all().iter().find(|device| Some(device.name.as_str()) == name);
-    let generation = |device: &KnownDevice| device.cuda().map(|cuda| cuda.capability.0);
+    let generation = |device: &KnownDevice| device.compute_capability().map(|(major, _)| major);
     let mut found: Vec<(f64, &KnownDevice)> = Vec::new();
     for device in devices::all() {
         let Some(known) = device.rates() else { continue };
@@ -79,22 +79,31 @@ const SERVED_ACTIVATION: &str = "served_activation";
 /// Additions of three tensors, which are two kernels.
 const SEVERAL: &str = "add3";
 
-/// Name of the kernels that a variant runs: operators of the same kernels share their rows. A variant with kernels of
-/// its own is its name.
-pub(super) fn kernels(variant: &str) -> &str {
+/// Name of the kernels that a variant of a family runs: operators of the same kernels share their rows. A variant with
+/// kernels of its own is its name.
+pub(super) fn kernels<'a>(family: &str, variant: &'a str) -> &'a str {
     let has = |part: &str| variant.contains(part);
-    match variant {
-        _ if has("cudnn_attention") => CUDNN,
-        _ if has("efficient_attention") => EFFICIENT,
-        "fwd" => FLASH_3,
-        "varlen_fwd" => FLASH_2,
-        _ if has("flash_attention") && !has("for_cpu") => FLASH_2,
-        "scaled_dot_product_attention" => MATH,
-        _ if has("attention_math") => MATH,
-        "rms_norm" | "rmsnorm" | "gemma_rmsnorm" => SERVED_NORM,
-        _ if variant.starts_with("fused_add_rms") => SERVED_NORM,
-        "gelu_fast" | "gelu_new" | "gelu_quick" => SERVED_ACTIVATION,
-        _ if variant.ends_with("_and_mul") => SERVED_ACTIVATION,
+    match family {
+        "attention" | "attention_backward" => match variant {
+            "fwd" => FLASH_3,
+            "varlen_fwd" => FLASH_2,
+            "scaled_dot_product_attention" => MATH,
+            _ if has("flash_attention") => FLASH_2,
+            _ if has("cudnn_attention") => CUDNN,
+            _ if has("efficient_attention") => EFFICIENT,
+            _ if has("attention_math") => MATH,
+            _ => variant,
+        },
+        "normalization" => match variant {
+            "rms_norm" | "rmsnorm" | "gemma_rmsnorm" => SERVED_NORM,
+            _ if variant.starts_with("fused_add_rms") => SERVED_NORM,
+            _ => variant,
+        },
+        "elementwise" => match variant {
+            "gelu_fast" | "gelu_new" | "gelu_quick" => SERVED_ACTIVATION,
+            _ if variant.ends_with("_and_mul") => SERVED_ACTIVATION,
+            _ => variant,
+        },
         _ => variant,
     }
 }
@@ -102,24 +111,31 @@ pub(super) fn kernels(variant: &str) -> &str {
 /// The variant of attention that a framework runs on a device for many queries at once: PyTorch (`sdp_utils.cpp`) and
 /// Transformer Engine prefer cuDNN's kernels on GPUs of compute capability 9 and 10. `None`: FlashAttention 2.
 pub(super) fn preferred_attention(name: Option<&str>) -> Option<&'static str> {
-    let device = devices::all().iter().find(|device| Some(device.name.as_str()) == name)?;
-    matches!(device.cuda()?.capability.0, 9 | 10).then_some("_scaled_dot_product_cudnn_attention")
+    let device = devices::find(name?).ok()?;
+    matches!(device.compute_capability()?.0, 9 | 10).then_some("_scaled_dot_product_cudnn_attention")
 }
 
-/// Whether rows of this variant predict nothing about other variants of their family. GEMMs with scales per row or per
-/// block, and GEMMs of experts, run kernels of their own. So do attention operators, except that FlashAttention 2
-/// stands in for unmeasured ones: on an H100, FlashAttention 3 and cuDNN are 1.5 to 2 times as fast as FlashAttention 2
-/// (Shah et al., "FlashAttention-3", 2024). Kernels of vLLM and SGLang are older or younger than PyTorch's.
-pub(super) fn stands_apart(variant: &str) -> bool {
-    [CUDNN, FLASH_3, EFFICIENT, MATH, SERVED_NORM, SERVED_ACTIVATION, SEVERAL].contains(&kernels(variant))
-        || [BLOCKS, ROWS, EXPERTS].iter().any(|end| variant.ends_with(end))
+/// Whether rows of this variant predict nothing about other variants of their family, nor other rows about it. GEMMs
+/// with scales per row or per block, and GEMMs of experts, run kernels of their own. So do attention operators, except
+/// that FlashAttention 2 stands in for unmeasured ones: on an H100, FlashAttention 3 and cuDNN are 1.5 to 2 times as
+/// fast as FlashAttention 2 (Shah et al., "FlashAttention-3", 2024). Norms and activations of vLLM and SGLang are other
+/// kernels than PyTorch's.
+pub(super) fn stands_apart(family: &str, variant: &str) -> bool {
+    let kernels = kernels(family, variant);
+    match family {
+        "attention" | "attention_backward" => kernels != FLASH_2,
+        "normalization" => kernels == SERVED_NORM,
+        "elementwise" => kernels == SERVED_ACTIVATION || kernels == SEVERAL,
+        "gemm" => [BLOCKS, ROWS, EXPERTS].iter().any(|end| variant.ends_with(end)),
+        _ => false,
+    }
 }
 
 /// Time of a variant's kernels in units of the time of the kernels that stand in for them. FlashAttention 2 is about
 /// twice as fast as the memory-efficient attention of xformers, which PyTorch has adopted (Dao, "FlashAttention-2",
 /// 2023, section 4.1).
-pub(super) fn slowdown(variant: &str) -> f64 {
-    if kernels(variant) == EFFICIENT { 2.0 } else { 1.0 }
+pub(super) fn slowdown(family: &str, variant: &str) -> f64 {
+    if kernels(family, variant) == EFFICIENT { 2.0 } else { 1.0 }
 }
 
 /// Time per operation of a family in units of its kin's. Attention's backward pass reaches 0.87 of the forward pass's

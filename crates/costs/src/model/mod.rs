@@ -316,11 +316,9 @@ impl Model {
     fn interpolated(&self, operator: &Operator, variant: Option<&str>) -> Option<Estimate> {
         let (device, elements) = (self.target.name.as_deref()?, operator.elements?);
         let family = operator.family.name();
-        let apart = variant.is_some_and(like::stands_apart);
-        let variants = [variant, None];
-        let variants = if apart || variant.is_none() { &variants[..1] } else { &variants[..] };
-        let surface =
-            variants.iter().find_map(|variant| self.nearest_surface(device, family, *variant, elements, operator))?;
+        let surface = |variant| self.nearest_surface(device, family, variant, elements, operator);
+        let apart = variant.is_some_and(|variant| like::stands_apart(family, variant));
+        let surface = surface(variant).or_else(|| if apart { None } else { surface(None) })?;
         let found = find(&surface, operator);
         let origin = if found.distance > surface::SUPPORT { Origin::Extrapolated } else { Origin::Interpolated };
         Some(self.through_memory(operator, estimate(found.seconds, found.spread, origin)))
@@ -356,7 +354,8 @@ impl Model {
                     continue;
                 }
                 let found = mean(&surfaces, &if family == itself { *operator } else { in_parts(operator) });
-                let stands_in = variant.filter(|_| used.is_none()).map_or(1.0, like::slowdown);
+                let stands_in =
+                    variant.filter(|_| used.is_none()).map_or(1.0, |variant| like::slowdown(itself, variant));
                 let found = found.scaled(stands_in * like::slower_than_kin(itself, family));
                 return Some(self.through_memory(operator, found));
             }
@@ -368,7 +367,7 @@ impl Model {
     /// stream. Rows may be of a device with a larger cache, or have found data in the cache.
     fn through_memory(&self, operator: &Operator, found: Estimate) -> Estimate {
         let known = self.target.name.as_deref().and_then(|name| devices::find(name).ok());
-        let cache = known.and_then(KnownDevice::cuda).map(|cuda| cuda.l2);
+        let cache = known.and_then(KnownDevice::l2);
         let moves = matches!(operator.family, Family::Rows { .. } | Family::Flat { .. } | Family::Gemm { .. });
         let bytes = operator.bytes();
         if !moves || cache.is_none_or(|cache| bytes <= cache) {
@@ -547,12 +546,14 @@ impl Described {
 
 /// The geometric mean of several surfaces' times, each with its weight.
 fn mean(surfaces: &[(f64, Arc<Surface>)], operator: &Operator) -> Estimate {
-    let total: f64 = surfaces.iter().map(|(weight, _)| weight).sum();
-    let of = |value: &dyn Fn(&Surface) -> f64| {
-        surfaces.iter().map(|(weight, surface)| weight * value(surface)).sum::<f64>() / total
+    let found: Vec<(f64, surface::Found)> =
+        surfaces.iter().map(|(weight, surface)| (*weight, find(surface, operator))).collect();
+    let total: f64 = found.iter().map(|(weight, _)| weight).sum();
+    let of = |value: fn(&surface::Found) -> f64| {
+        found.iter().map(|(weight, found)| weight * value(found)).sum::<f64>() / total
     };
-    let logarithm = of(&|surface| libm::log(find(surface, operator).seconds));
-    let spread = of(&|surface| find(surface, operator).spread).hypot(TRANSFER);
+    let logarithm = of(|found| libm::log(found.seconds));
+    let spread = of(|found| found.spread).hypot(TRANSFER);
     estimate(libm::exp(logarithm), spread, Origin::Transferred)
 }
 

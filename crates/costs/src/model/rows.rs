@@ -42,11 +42,11 @@ impl Rows {
         let find = || {
             let mut found = Found::default();
             for (index, series) in self.databases.series() {
-                let is_variant = match variant {
-                    Some(variant) => like::kernels(&series.variant) == like::kernels(variant),
-                    None => !like::stands_apart(&series.variant),
+                let is_variant = || match variant {
+                    Some(variant) => like::kernels(family, &series.variant) == like::kernels(family, variant),
+                    None => !like::stands_apart(family, &series.variant),
                 };
-                if series.device == device && series.family == family && series.dtype == dtype && is_variant {
+                if series.device == device && series.family == family && series.dtype == dtype && is_variant() {
                     let rows = self.databases.rows(*index, series);
                     rows.unwrap_or_else(|error| panic!("{error}")).into_iter().for_each(|row| found.add(row));
                 }

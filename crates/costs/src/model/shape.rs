@@ -111,8 +111,7 @@ impl Shape {
 pub(super) struct Grain {
     /// Number of multiprocessors, if it is known.
     pub(super) units: Option<f64>,
-    /// Half a GEMM tile, in rows, columns or reduced terms: the average waste along each dimension.
-    tile: f64,
+    /// Whether the device is a CPU.
     is_processor: bool,
 }
 
@@ -140,7 +139,8 @@ const STREAM_CPU: f64 = 0.75;
 /// the ratio of causal to full attention of FlashAttention 2 on an H100 (512 to 16,384 tokens, width 128): the rest of
 /// the ratio is 0.92 to 0.93 at all lengths.
 const EDGE: f64 = 128.0;
-/// Half a GEMM tile of a GPU, which the threads of a multiprocessor compute together.
+/// Half a GEMM tile of a GPU, which the threads of a multiprocessor compute together, in rows, columns or reduced terms:
+/// the average waste along each dimension.
 const TILE: f64 = 32.0;
 /// Half a GEMM tile of a CPU, which fits the registers of one core: about 8 rows by 8 to 16 columns (Goto and van de
 /// Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008, section 6).
@@ -155,9 +155,8 @@ impl Grain {
     /// The grain of a named device, or of a device with known rates only: without launch overhead it is a CPU.
     pub(super) fn of(name: Option<&str>, rates: &Rates) -> Grain {
         let known = name.and_then(|name| devices::find(name).ok().filter(|known| known.name == name));
-        let processor = known.map_or(rates.launch == SimDuration::ZERO, |known| known.kind == DeviceKind::Cpu);
-        let tile = if processor { REGISTERS } else { TILE };
-        Grain { units: known.and_then(|known| known.units), tile, is_processor: processor }
+        let is_processor = known.map_or(rates.launch == SimDuration::ZERO, |known| known.kind == DeviceKind::Cpu);
+        Grain { units: known.and_then(|known| known.units), is_processor }
     }
 }
 
@@ -189,26 +188,26 @@ impl Roof {
     /// multiprocessors idle, except with one query, where the keys are split instead; that tile has the query of each
     /// head that shares its keys.
     pub(super) fn usual(&self, shape: Shape, point: &Point, (flops, bytes): (f64, f64)) -> f64 {
-        let [heads, mut queries, keys, width] = point.map(libm::exp2);
-        let (tile, units) = (self.grain.tile, self.grain.units);
-        let half = |side: f64| 1.0 + tile / side;
+        let Grain { units, is_processor } = self.grain;
+        let [a, b, c, d] = point.map(libm::exp2);
+        let half_tile = if is_processor { REGISTERS } else { TILE };
+        let side = |side: f64| 1.0 + half_tile / side;
         let (waste, idle) = match shape {
-            // The point is batch, rows, columns, terms.
-            Shape::Product if self.grain.is_processor => (half(queries) * half(keys) * half(width), 1.0),
-            Shape::Product => {
-                ([queries, keys, width].map(|side| if side > 1.0 { half(side) } else { 1.0 }).iter().product(), 1.0)
-            }
+            // Batch, rows, columns, terms.
+            Shape::Product if is_processor => (side(b) * side(c) * side(d), 1.0),
+            Shape::Product => ([b, c, d].map(|size| if size > 1.0 { side(size) } else { 1.0 }).iter().product(), 1.0),
+            // Heads, queries, keys, width.
             Shape::Attention if point[1] == 0.0 => {
-                queries = (flops / (4.0 * heads * keys * width)).max(1.0);
-                (half(queries) * half(keys) * half(width), 1.0)
+                let queries = (flops / (4.0 * a * c * d)).max(1.0);
+                (side(queries) * side(c) * side(d), 1.0)
             }
             Shape::Attention => {
-                let idle = units.map_or(1.0, |units| (units / (heads * (queries / QUERIES).max(1.0))).max(1.0));
-                (half(queries) * half(keys) * half(width) * masked(flops, heads * queries * keys * width, keys), idle)
+                let idle = units.map_or(1.0, |units| (units / (a * (b / QUERIES).max(1.0))).max(1.0));
+                (side(b) * side(c) * side(d) * masked(flops, a * b * c * d, c), idle)
             }
             Shape::Rows | Shape::Flat => (1.0, 1.0),
         };
-        let stream = if self.grain.is_processor { STREAM_CPU } else { STREAM };
+        let stream = if is_processor { STREAM_CPU } else { STREAM };
         (flops / self.peak * waste * idle / self.reached).max(bytes / self.memory / stream)
     }
 }

@@ -407,10 +407,54 @@ fn each_attention_kernel_has_its_own_rate() {
             assert_eq!(estimate.origin, Origin::Interpolated, "{variant} {tokens}");
         }
     }
-    // Memory-efficient attention has no rows: it is about half as fast as FlashAttention 2.
-    let seconds = |variant| model.part(&prefill(8, 2048, Pass::Forward), Some(variant)).duration.as_secs_f64();
-    let ratio = seconds("_scaled_dot_product_efficient_attention") / seconds(flash);
-    assert!((1.8..2.2).contains(&ratio), "{ratio}");
+}
+
+/// Kernels without rows: memory-efficient attention is half as fast as FlashAttention 2, and FlashMLA is unknown. Both
+/// have the spread `s` of FlashAttention 2 and that of a transfer: `sqrt(s^2 + 0.4^2)`.
+#[test]
+fn flash_attention_2_stands_in_for_unmeasured_kernels() {
+    let model = shipped("h100-sxm");
+    let of = |variant| model.part(&prefill(8, 2048, Pass::Forward), Some(variant));
+    let flash = of("_scaled_dot_product_flash_attention");
+    for (variant, slowdown) in [("_scaled_dot_product_efficient_attention", 2.0), ("dense_decode_fwd", 1.0)] {
+        let found = of(variant);
+        let ratio = found.duration.as_secs_f64() / flash.duration.as_secs_f64();
+        assert!((ratio - slowdown).abs() < 1e-6, "{variant}: {ratio}");
+        assert_eq!(found.origin, Origin::Transferred, "{variant}");
+        let expected = flash.spread.unwrap().hypot(TRANSFER);
+        assert!((found.spread.unwrap() - expected).abs() < 1e-9, "{variant}: {found:?}");
+    }
+    assert_eq!(flash.origin, Origin::Interpolated);
+}
+
+/// PyTorch prefers cuDNN's attention on GPUs of compute capability 9 and 10, forward and backward. Decode, and GPUs of
+/// other generations, run FlashAttention.
+#[test]
+fn generated_attention_runs_the_kernels_that_pytorch_prefers() {
+    let [forward, backward] = [Pass::Forward, Pass::Backward].map(|pass| prefill(4, 4096, pass));
+    let decode = generation(16, [32, 8], 3000);
+    for (device, generation, prefers_cudnn) in
+        [("a100-pcie-80gb", 8, false), ("h100-sxm", 9, true), ("gb200", 10, true), ("rtx-pro-6000", 12, false)]
+    {
+        assert_eq!(devices::find(device).unwrap().compute_capability().unwrap().0, generation);
+        let model = shipped(device);
+        for (operator, is_cudnn) in [(&forward, prefers_cudnn), (&backward, prefers_cudnn), (&decode, false)] {
+            let [cudnn, flash] = ["cudnn", "flash"]
+                .map(|library| model.part(operator, Some(&format!("_scaled_dot_product_{library}_attention"))));
+            assert_ne!(cudnn.duration, flash.duration, "{device} {:?}", operator.family);
+            let expected = if is_cudnn { cudnn } else { flash };
+            assert_eq!(CostModel::estimate(&model, operator), Some(expected), "{device} {:?}", operator.family);
+        }
+    }
+}
+
+/// Names of operators with attention in them are not variants of attention: host time is kept per operator.
+#[test]
+fn only_attention_has_attention_kernels() {
+    let [forward, backward] =
+        ["aten::_flash_attention_forward", "aten::_flash_attention_backward"].map(|name| like::kernels("host", name));
+    assert_ne!(forward, backward);
+    assert!(!like::stands_apart("host", "aten::_efficient_attention_forward"));
 }
 
 /// Eight times the longest measured sequence takes 64 times as long, and its error is less known.
@@ -421,13 +465,16 @@ fn far_from_all_rows_an_estimate_is_extrapolated() {
     let (near, far, farthest) = (of(16_384), of(131_072), of(524_288));
     assert_eq!([near, far, farthest].map(|found| found.origin == Origin::Extrapolated), [false, true, true]);
     let ratio = far.duration.as_secs_f64() / near.duration.as_secs_f64();
-    assert!((50.0..80.0).contains(&ratio), "{ratio}");
+    assert!((58.0..70.0).contains(&ratio), "{ratio}");
     assert!(near.spread < far.spread && far.spread < farthest.spread, "{near:?} {far:?} {farthest:?}");
 }
 
-/// Streams of an H100, in fractions of 3.35 TB/s, and seconds of others, as they were measured.
+/// Elementwise operators of an H100 reach 0.88 to 0.92 of its 3.35 TB/s. The model's bound for all operators is 0.9: 3.015
+/// TB/s. Measured operators along rows are slower: a norm reaches 2.7 TB/s, a softmax 2.4 TB/s, a softmax of 128,256
+/// columns lasts 2.4 ms.
 #[test]
 fn streams_reach_nine_tenths_of_the_memory() {
+    const BOUND: f64 = 0.9 * 3.35;
     let model = shipped("h100-sxm");
     let half = |sizes: &[u64]| tensor(sizes, DType::BFloat16);
     let called = |name: &str, arguments: Vec<Argument>, results: Vec<Argument>| {
@@ -435,8 +482,8 @@ fn streams_reach_nine_tenths_of_the_memory() {
         model.estimate(&definition, Coming::default())
     };
     let large = || half(&[8192, 65_536]);
-    let share = |estimate: Estimate, tensors: u64| {
-        (tensors * 2 * 8192 * 65_536) as f64 / estimate.duration.as_secs_f64() / 3.35e12
+    let rate = |estimate: Estimate, tensors: u64| {
+        (tensors * 2 * 8192 * 65_536) as f64 / estimate.duration.as_secs_f64() / 1e12
     };
     for (name, arguments, tensors) in [
         ("aten::add.Tensor", vec![large(), large()], 3),
@@ -444,10 +491,9 @@ fn streams_reach_nine_tenths_of_the_memory() {
         ("aten::clone", vec![large()], 2),
         ("aten::gelu", vec![large()], 2),
     ] {
-        let found = share(called(name, arguments, vec![large()]), tensors);
-        assert!((0.8..0.92).contains(&found), "{name}: {found}");
+        let found = rate(called(name, arguments, vec![large()]), tensors) / BOUND;
+        assert!((0.95..1.0 + 1e-6).contains(&found), "{name}: {found} of the bound");
     }
-    // Norms 2.7 TB/s, softmax 2.4 TB/s, a softmax of 128,256 columns 2.4 ms.
     let square = |columns| half(&[8192, columns]);
     let seconds = |estimate: Estimate| estimate.duration.as_secs_f64();
     let norm = called(
@@ -456,19 +502,21 @@ fn streams_reach_nine_tenths_of_the_memory() {
         vec![square(8192), half(&[8192, 1])],
     );
     let rate = 4.0 * 8192.0 * 8192.0 / seconds(norm) / 1e12;
-    assert!((2.0..3.1).contains(&rate), "{rate} TB/s");
+    assert!((2.4..BOUND + 1e-6).contains(&rate), "{rate} TB/s");
+    // The H100 has no rows of softmax.
+    let is_near = |found: f64, measured: f64| (measured / 1.5..measured * 1.5).contains(&found);
     let softmax = |name: &str, rows: u64, columns: u64| {
         let (input, output) = (half(&[rows, columns]), half(&[rows, columns]));
         seconds(called(name, vec![input, Argument::Int(-1), Argument::Bool(false)], vec![output]))
     };
     let rate = 4.0 * 32_768.0 * 32_768.0 / softmax("aten::_softmax", 32_768, 32_768) / 1e12;
-    assert!((1.6..3.0).contains(&rate), "{rate} TB/s");
+    assert!(is_near(rate, 2.4), "{rate} TB/s");
     let milliseconds = softmax("aten::_log_softmax", 8192, 128_256) * 1e3;
-    assert!((1.6..3.4).contains(&milliseconds), "{milliseconds} ms");
+    assert!(is_near(milliseconds, 2.4), "{milliseconds} ms");
 }
 
-/// A dot product of 2 x 256 MiB lasts 160 us at 3.35 TB/s. GEMMs of one row by one column are read at a quarter of that
-/// rate or more.
+/// A dot product of 2 x 256 MiB lasts 178 us at 0.9 of 3.35 TB/s. GEMMs of one row by one column are read at a third of
+/// 3.35 TB/s or more in 32 bits, at a quarter or more in 16 bits, and at no more than 0.9 of it.
 #[test]
 fn vectors_are_multiplied_as_fast_as_they_are_read() {
     let model = shipped("h100-sxm");
@@ -478,25 +526,31 @@ fn vectors_are_multiplied_as_fast_as_they_are_read() {
     };
     let vector = || tensor(&[64 << 20], DType::Float32);
     let seconds = called("aten::dot", vec![vector(), vector()], vec![tensor(&[], DType::Float32)]);
-    assert!((160e-6..320e-6).contains(&seconds), "{seconds}");
-    for dtype in [DType::Float32, DType::BFloat16] {
+    assert!((178e-6..1.5 * 178e-6).contains(&seconds), "{seconds}");
+    for (dtype, most) in [(DType::Float32, 3.0), (DType::BFloat16, 4.0)] {
         let batch = 1 << 18;
         let factors = vec![tensor(&[batch, 1, 128], dtype), tensor(&[batch, 128, 1], dtype)];
         let seconds = called("aten::bmm", factors, vec![tensor(&[batch, 1, 1], dtype)]);
         let bytes = (Elements::Of(dtype).size() * batch * 257) as f64;
-        assert!((1.0..4.0).contains(&(seconds * 3.35e12 / bytes)), "{dtype:?}: {seconds}");
+        let slowdown = seconds * 3.35e12 / bytes;
+        assert!((1.11..most).contains(&slowdown), "{dtype:?}: {slowdown}");
     }
 }
 
-/// GEMMs of 8192 in FP8 with single scales sustain 1,200 to 1,400 TFLOPS on an H100.
+/// GEMMs of 8192 in FP8 with single scales sustain 1,200 to 1,400 TFLOPS on an H100. They have no rows: 0.67 of 1,978
+/// TFLOPS, with half a tile of 32 wasted along each dimension, and a launch of 2.85 us.
 #[test]
 fn products_of_8_bits_run_at_the_rate_that_power_allows() {
     let family = Family::Gemm { batch: 1, m: 8192, n: 8192, k: 8192, layout: Layout::NT };
     let (elements, flops) = (Some(DType::Float8E4M3.into()), 2 * 8192_u64.pow(3));
     let (read, written) = (Bytes(2 * 8192 * 8192), Bytes(2 * 8192 * 8192));
     let operator = Operator { resource: Resource::Accelerator, family, elements, flops, read, written };
-    let tflops = flops as f64 / shipped("h100-sxm").part(&operator, Some("nt")).duration.as_secs_f64() / 1e12;
-    assert!((1200.0..1400.0).contains(&tflops), "{tflops}");
+    let estimate = shipped("h100-sxm").part(&operator, Some("nt"));
+    let expected = 2.85e-6 + flops as f64 / (0.67 * 1978e12) * (1.0 + 32.0 / 8192.0_f64).powi(3);
+    let found = estimate.duration.as_secs_f64();
+    assert!((found / expected - 1.0).abs() < 1e-6, "{found} {expected}");
+    assert!((1200.0..1400.0).contains(&(flops as f64 / found / 1e12)), "{found}");
+    assert_eq!(estimate.origin, Origin::Roofline);
 }
 
 /// The shortest attention is several kernels, but the shortest GEMM shows that the times include no host overhead.

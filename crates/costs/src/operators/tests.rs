@@ -310,7 +310,6 @@ fn operators_of_one_kind_are_known_by_their_beginnings_and_ends() {
     }
 }
 
-/// A bfloat16 tensor, which the operator writes or not; `sizes` are contiguous.
 /// 1,024 values among 128 borders, which come first for `searchsorted` and second for `bucketize`.
 #[test]
 fn a_search_is_as_deep_as_its_borders_are_many() {
@@ -323,6 +322,7 @@ fn a_search_is_as_deep_as_its_borders_are_many() {
     assert_eq!(family("aten::bucketize.Tensor", vec![tensor(&[1024]), tensor(&[128])]), sorted);
 }
 
+/// A bfloat16 tensor, which the operator writes or not; `sizes` are contiguous.
 fn half(sizes: &[u64], written: bool) -> Argument {
     let Argument::Tensor(tensor) = tensor(sizes) else { unreachable!() };
     Argument::Tensor(Tensor { dtype: ScalarType::from(DType::BFloat16), written, ..tensor })

@@ -253,14 +253,24 @@ impl KnownDevice {
         Some(Rates { peaks: self.peaks()?, memory: self.bandwidth()?, launch })
     }
 
-    /// The properties that NVIDIA's libraries report; `None`: the device is not NVIDIA's.
-    pub fn cuda(&self) -> Option<Cuda<'_>> {
+    /// CUDA compute capability, major and minor; `None`: it is unknown, or the device is not NVIDIA's.
+    pub fn compute_capability(&self) -> Option<(u32, u32)> {
         let (major, minor) = self.capability.as_deref()?.split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    }
+
+    /// Size of the second-level cache of a GPU.
+    pub fn l2(&self) -> Option<Bytes> {
+        Some(Bytes((self.l2_mib? * f64::from(1 << 20)) as u64))
+    }
+
+    /// The properties that NVIDIA's libraries report; `None`: one of them is unknown, or the device is not NVIDIA's.
+    pub fn cuda(&self) -> Option<Cuda<'_>> {
         Some(Cuda {
             name: self.cuda_name.as_deref()?,
-            capability: (major.parse().ok()?, minor.parse().ok()?),
+            capability: self.compute_capability()?,
             multiprocessors: self.units? as u32,
-            l2: Bytes((self.l2_mib? * f64::from(1 << 20)) as u64),
+            l2: self.l2()?,
             clock_khz: (self.clock_mhz? * 1e3) as u32,
             bus_bits: self.bus_bits? as u32,
         })
@@ -275,7 +285,7 @@ impl KnownDevice {
     /// Whether the device multiplies 32-bit numbers in tensor cores if told to: NVIDIA GPUs with compute capability 8.0
     /// or later do (CUDA C++ Programming Guide, "Compute Capabilities").
     pub fn has_tf32(&self) -> bool {
-        self.tf32_tflops.is_some() || self.cuda().is_some_and(|cuda| cuda.capability >= (8, 0))
+        self.tf32_tflops.is_some() || self.compute_capability() >= Some((8, 0))
     }
 
     /// Every figure by name, with its unit; `None`: unknown.
