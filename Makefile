@@ -34,7 +34,7 @@ ifneq ($(filter-out 2.14 2.15,$(TORCH)),)
 $(error TORCH=$(TORCH) is not supported, only 2.14 and 2.15: older ones cannot carry a process group that is written in Python)
 endif
 
-NPM := $(shell command -v npm)
+NPM := $(shell command -v npm 2>/dev/null)
 TSC := $(VENV)/typescript/node_modules/.bin/tsc
 
 # Compiled once, outside of the checkout: a clean one finds it there.

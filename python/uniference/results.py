@@ -422,24 +422,13 @@ class Run:
             f"{len(self.ranks)} ranks &middot; <code>{html.escape(os.fspath(self.directory))}</code></div>"
         ]
         parts += [f"<div>warning: {html.escape(warning)}</div>" for warning in self.warnings]
-        columns = ["rank", "device", "compute_s", "exposed_comm_s", "late_peer_s", "idle_s", "bytes_sent", ""]
-        rows = [
-            [
-                rank.rank,
-                rank.device,
-                rank.compute_s,
-                rank.exposed_comm_s,
-                rank.late_peer_s,
-                rank.idle_s,
-                rank.bytes_sent,
-            ]
-            for rank in self.ranks
-        ]
+        columns = ["rank", "device", "compute_s", "exposed_comm_s", "late_peer_s", "idle_s", "bytes_sent"]
+        rows = [[getattr(rank, column) for column in columns] for rank in self.ranks]
         bars = [_bar(rank, self.makespan) for rank in self.ranks]
-        parts.append(table_in_html(columns, rows, bars))
+        parts.append(table_in_html([*columns, ""], rows, bars))
         if self.critical_path:
             path = [
-                [f"{100 * part.share:.1f} %", part.kind, part.link or f"rank {part.rank}", part.name, part.line]
+                [f"{100 * part.share:.1f} %", part.kind, _of(part), part.name, part.line]
                 for part in self.critical_path[:5]
             ]
             parts.append(table_in_html(["of the makespan", "kind", "of", "in", "line"], path))
@@ -487,6 +476,11 @@ def table_in_html(columns: Sequence[str], rows: Sequence[Sequence[Any]], bars: S
     more = len(rows) - len(body)
     rest = f"<div>and {more} more rows</div>" if more else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{rest}"
+
+
+def _of(part: PathPart) -> str | None:
+    """The link or the rank whose time a part of the critical path is; None if it is the time of several ranks."""
+    return part.link if part.link or part.rank is None else f"rank {part.rank}"
 
 
 def _bar(rank: Rank, makespan: float) -> str:

@@ -227,9 +227,10 @@ def test_operations_are_booked_on_their_streams_as_the_trace_has_them(folder: Pa
         assert row["exposed_s"] == pytest.approx(sum(bare(span, kernels[rank]) for rank, span in spans))
         assert row["kernel_s"] - row["overlapped_s"] == pytest.approx(row["exposed_s"] - row["late_peer_s"])
         assert row["time_s"] <= RANKS * report["makespan_s"]
-    # The first all-gathers and the last reduce-scatter overlap no compute; the other operations do.
-    for name in ("all_gather", "reduce_scatter"):
-        assert 0.05 * rows[name]["kernel_s"] < rows[name]["exposed_s"], name
+    # In each step, the first of 8 equal all-gathers and the last of 4 equal reduce-scatters overlap no GEMM; the other
+    # operations do. During half of the first all-gather at most, the input of the second one is copied.
+    for name, exposed in (("all_gather", 1 / 8 / 2), ("reduce_scatter", 1 / 4)):
+        assert exposed * rows[name]["kernel_s"] < rows[name]["exposed_s"], name
         assert 0.1 * rows[name]["kernel_s"] < rows[name]["overlapped_s"], name
     assert rows["all_reduce"]["exposed_s"] < rows["reduce_scatter"]["exposed_s"]
     # Bus bandwidth of two GPUs: at most the bandwidth of their NVLinks, and not orders of magnitude below it.

@@ -112,7 +112,7 @@ def test_the_query_projection_does_not_need_the_gathered_activations(folder: Pat
     alone = whatif(folder, "--overlap", gather)
     assert alone["changes"][0]["digest"] == row["digest"]
     done = uniference("whatif", "base", cwd=folder)
-    assert f"all_gather at {gather} could run beside prefill.py:" in done.out.replace("\n", " "), done.out
+    assert f"all_gather at {gather} could overlap the compute of prefill.py:" in done.out.replace("\n", " "), done.out
 
 
 def test_compute_that_was_measured_is_divided(folder: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_program_without_such_a_chance_is_told_so(folder: Path) -> None:
     answer = whatif(folder)
     assert answer["overlap"] == {"operations": []}
     done = uniference("whatif", "base", cwd=folder)
-    assert "no operation has compute beside it" in done.out
+    assert "no operation could overlap compute" in done.out
     # Moving no operation changes nothing.
     nothing = whatif(folder, "--overlap", f"chain.py:{line_of(CHAIN, 'dist.all_reduce')}")
     assert nothing["changes"][0]["makespan_s"] == answer["makespan_s"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,10 @@ def test_notebooks_show_a_run_and_nothing_in_it_is_markup(ring: package.Run) -> 
     assert page.count("<tr>") >= 5
     assert "makespan 9.201 ms" in page
     assert "display:inline-block" in page
+    # A part of the critical path that several ranks share belongs to no rank and no link.
+    shared = {"rank": 0, "kinds": [], "parts": [{"kind": "latency", "seconds": 0.001, "share": 0.1}]}
+    page = replace(ring, report=ring.report | {"critical_path": shared})._repr_html_()
+    assert "<td>latency</td><td></td>" in page
     assert "<b>x</b>" not in table_in_html(["<i>"], [["<b>x</b>"]])
     assert "and 5 more rows" in table_in_html(["n"], [[n] for n in range(MOST_SHOWN + 5)])
 

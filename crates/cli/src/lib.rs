@@ -52,7 +52,7 @@ use uniference_sim::time::SimTime;
 
 /// Runs PyTorch Distributed programs in virtual time on a simulated cluster.
 #[derive(Parser)]
-#[command(name = "uniference", version, max_term_width = 120, disable_help_subcommand = true)]
+#[command(name = "uniference", bin_name = "uniference", version, max_term_width = 120, disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -252,7 +252,8 @@ fn dispatch(cli: Cli, argv: &[OsString], python: Option<&Path>) -> Result<Exit, 
     let python = |command: &str| {
         python.ok_or_else(|| HostError::Host {
             what: format!("`uniference {command}` requires Python with torch; this command was installed without them"),
-            hint: "install the Python package and use the command that it installs: pip install uniference".to_owned(),
+            hint: "install the Python package, by `pip install PATH` with the path of the clone, and use its command"
+                .to_owned(),
         })
     };
     match cli.command {

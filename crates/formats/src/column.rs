@@ -15,6 +15,8 @@ pub struct Column {
     pub kind: Kind,
     /// Places that show the column, in addition to the page and Python, which show all columns of a report.
     pub places: &'static [Place],
+    /// Sentence in front of the description; may be empty.
+    summary: &'static str,
     /// Lines that describe the column, as in a doc comment.
     lines: &'static str,
 }
@@ -151,7 +153,13 @@ pub(crate) use rows;
 impl Column {
     /// A column that no table of the terminal has, nor the results of sweeps.
     pub(crate) const fn new(name: &'static str, title: &'static str, kind: Kind, lines: &'static str) -> Column {
-        Column { name, title, kind, places: &[], lines }
+        Column { name, title, kind, places: &[], summary: "", lines }
+    }
+
+    /// The column in a table with one value for all ranks: the sum of whole numbers, the mean of others.
+    pub(crate) fn over_ranks(self) -> Column {
+        let is_sum = self.kind.holds() == CellType::Integer;
+        Column { summary: if is_sum { "Sum over the ranks." } else { "Mean over the ranks." }, ..self }
     }
 
     pub(crate) const fn shown_in(self, places: &'static [Place]) -> Column {
@@ -160,7 +168,7 @@ impl Column {
 
     /// Meaning of the column, as whole sentences.
     pub fn meaning(&self) -> String {
-        self.lines.split_whitespace().collect::<Vec<_>>().join(" ")
+        self.summary.split_whitespace().chain(self.lines.split_whitespace()).collect::<Vec<_>>().join(" ")
     }
 
     /// Whether the place shows the column.

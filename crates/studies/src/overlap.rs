@@ -163,7 +163,7 @@ impl Chance {
         };
         let at = self.line.rsplit('/').next().unwrap_or(&self.line);
         format!(
-            "{} at {at} could run beside {}{more}: this neither feeds it nor needs its result. Call it with async_op=True, or isend and irecv, and compute that between the call and wait()",
+            "{} at {at} could overlap the compute of {}{more}, which neither produces the operation's input nor needs its result. Call the operation with async_op=True, or isend and irecv, and run this compute between the call and wait()",
             self.operation,
             lines.join(", ")
         )
@@ -187,7 +187,7 @@ impl Chances {
         let mut text: String =
             chances.take(MOST_SHOWN).map(|chance| format!("{}\n", wrapped(&chance.describe()))).collect();
         if self.operations.is_empty() && self.unexamined.is_none() {
-            text += "no operation has compute beside it that neither feeds it nor needs its result\n";
+            text += "no operation could overlap compute that neither produces its input nor needs its result\n";
         }
         if let Some(why) = &self.unexamined {
             text += &format!("{}\n", wrapped(&format!("not examined for overlap: {why}")));

@@ -104,7 +104,8 @@ pub fn is_name(spec: &str) -> bool {
 pub fn text(spec: &str) -> Result<String, Diagnostic> {
     let (name, count) = split(spec);
     let Some(cluster) = CLUSTERS.iter().find(|cluster| cluster.name == name) else {
-        return Err(unknown(spec));
+        let message = format!("there is no cluster named `{name}`");
+        return Err(Diagnostic::new(message).hint(similar(name)));
     };
     let Some(count) = count else { return Ok(cluster.text.to_owned()) };
     let noun = cluster.unit.noun();
@@ -129,14 +130,19 @@ pub fn text(spec: &str) -> Result<String, Diagnostic> {
 /// The error for a word that is neither a file nor the name of a cluster.
 pub fn unknown(spec: &str) -> Diagnostic {
     let name = split(spec).0;
+    let message = format!("there is no cluster named `{name}`, and no file of this name");
+    Diagnostic::new(message).hint(format!("{}; a cluster file is given by its path", similar(name)))
+}
+
+/// A hint with similar names of clusters.
+fn similar(name: &str) -> String {
     let names = || CLUSTERS.iter().map(|cluster| cluster.name);
     let near = match names().find(|other| !name.is_empty() && other.starts_with(name)) {
         Some(longer) => format!("did you mean `{longer}`?"),
         None => suggest(name, "named clusters", names()),
     };
     let end = if near.ends_with('?') { "" } else { "." };
-    let hint = format!("{near}{end} `uniference cluster list` shows all names; a cluster file is given by its path");
-    Diagnostic::new(format!("there is no cluster named `{name}`, and no such file")).hint(hint)
+    format!("{near}{end} `uniference cluster list` shows all names")
 }
 
 /// The name, and the number after the last colon.
@@ -267,7 +273,8 @@ mod tests {
             "",
         ]
         .map(refused);
-        insta::assert_snapshot!(shown.join("\n\n"));
+        let no_file = unknown("dgx-h10:8").render(false);
+        insta::assert_snapshot!(format!("{}\n\n{no_file}", shown.join("\n\n")));
         assert!(is_name("dgx-h100:x") && is_name("p5.48xlarge") && !is_name("dgx-h100.toml") && !is_name("H100"));
     }
 }

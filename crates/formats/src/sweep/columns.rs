@@ -34,6 +34,7 @@ pub static FIGURES: LazyLock<Vec<Column>> = LazyLock::new(|| {
         Column::new("warnings", "warnings", Text, "Reasons to doubt the figures, one per line."),
     ];
     let of_report = |columns: &'static [Column]| columns.iter().filter(|column| column.is_in(Place::Sweep)).copied();
-    let figures = before.into_iter().chain(of_report(RankReport::COLUMNS)).chain(of_devices);
+    let of_ranks = of_report(RankReport::COLUMNS).map(Column::over_ranks);
+    let figures = before.into_iter().chain(of_ranks).chain(of_devices);
     figures.chain(of_report(JobReport::COLUMNS)).chain(after).collect()
 });
