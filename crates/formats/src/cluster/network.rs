@@ -461,11 +461,9 @@ impl Reader<'_> {
             | TopologyError::LinkEnds { name }
             | TopologyError::FullDuplexMedium { name }
             | TopologyError::Queue { link: name } => link_named(name),
-            TopologyError::Shape { problem, .. } => {
+            TopologyError::Shape { key, .. } => {
                 let keys = self.own_keys();
-                let named = [(" rails", "rails"), (" NICs", "nics"), ("GPUs cannot", "per_server")];
-                let key = named.iter().find(|(words, _)| problem.contains(words)).map_or("", |(_, key)| *key);
-                keys.iter().find(|(own, _)| *own == key).or(keys.first()).map(|(_, span)| span.clone())
+                keys.iter().find(|(own, _)| own == key).or(keys.first()).map(|(_, span)| span.clone())
             }
             _ => self.raw.links.as_ref().map(Spanned::span),
         };
