@@ -6,6 +6,7 @@
 use crate::diagnostic::suggest;
 use crate::units::Flops;
 use std::sync::LazyLock;
+use uniference_sim::collective::GpuGeneration;
 use uniference_sim::device::{Peaks, Precision, Rates};
 use uniference_sim::time::{Bytes, SimDuration};
 
@@ -255,14 +256,28 @@ impl KnownDevice {
 
     /// The properties that NVIDIA's libraries report; `None`: the device is not NVIDIA's.
     pub fn cuda(&self) -> Option<Cuda<'_>> {
-        let (major, minor) = self.capability.as_deref()?.split_once('.')?;
         Some(Cuda {
             name: self.cuda_name.as_deref()?,
-            capability: (major.parse().ok()?, minor.parse().ok()?),
+            capability: self.capability()?,
             multiprocessors: self.units? as u32,
             l2: Bytes((self.l2_mib? * f64::from(1 << 20)) as u64),
             clock_khz: (self.clock_mhz? * 1e3) as u32,
             bus_bits: self.bus_bits? as u32,
+        })
+    }
+
+    /// CUDA compute capability, major and minor; `None`: the device is not NVIDIA's.
+    pub fn capability(&self) -> Option<(u32, u32)> {
+        let (major, minor) = self.capability.as_deref()?.split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    }
+
+    /// Generation of a GPU in NCCL's model. GPUs of other vendors have no tables of their own in that model.
+    pub fn generation(&self) -> Option<GpuGeneration> {
+        (self.kind == DeviceKind::Gpu).then(|| match self.capability() {
+            Some((10.., _)) => GpuGeneration::Blackwell,
+            Some((9, _)) => GpuGeneration::Hopper,
+            _ => GpuGeneration::Ampere,
         })
     }
 
@@ -275,7 +290,7 @@ impl KnownDevice {
     /// Whether the device multiplies 32-bit numbers in tensor cores if told to: NVIDIA GPUs with compute capability 8.0
     /// or later do (CUDA C++ Programming Guide, "Compute Capabilities").
     pub fn has_tf32(&self) -> bool {
-        self.tf32_tflops.is_some() || self.cuda().is_some_and(|cuda| cuda.capability >= (8, 0))
+        self.tf32_tflops.is_some() || self.capability() >= Some((8, 0))
     }
 
     /// Every figure by name, with its unit; `None`: unknown.

@@ -193,7 +193,40 @@ fn nccl_uses_what_its_parameters_leave_it() {
     assert!(resolved.toml.contains("nvls = true\nmax_channels = 4\npcie_peers = false"), "{}", resolved.toml);
     assert_eq!(resolve(&resolved.toml).toml, resolved.toml);
     let none = mistake_with(server, &["backend.max_channels=0"], &Choices::default());
-    assert!(none.contains("`channels` must be at least 1"), "{none}");
-    let gloo = mistake_with(server, &["backend.name=gloo", "backend.nvls=true"], &Choices::default());
-    assert!(gloo.contains("require the backend `nccl`") && gloo.contains("hint: remove it"), "{gloo}");
+    assert!(none.contains("`max_channels` must be at least 1"), "{none}");
+    for key in ["nvls=true", "max_channels=8", "pcie_peers=true"] {
+        let sets = ["backend.name=gloo", &format!("backend.{key}")];
+        let gloo = mistake_with(server, &sets, &Choices::default());
+        let name = key.split('=').next().unwrap();
+        assert!(gloo.contains(&format!("`{name}` requires the backend `nccl`")), "{gloo}");
+        assert!(gloo.contains("hint: remove it"), "{gloo}");
+    }
+}
+
+/// H800 and A100 have NVLinks of similar rates, but only switches of H800's generation reduce. GPUs of other vendors
+/// have no such switches at any rate.
+#[test]
+fn nccl_knows_the_generation_of_models() {
+    let call = Collective {
+        kind: CollectiveKind::AllReduce,
+        dtype: DType::Float32,
+        reduce: Some(ReduceOp::Sum),
+        root: None,
+        shape: Shape::Even(1 << 28),
+        kernel: None,
+    };
+    for (cluster, expected) in [
+        ("dgx-a100", "ring_simple"),
+        ("dgx-h100", "nvls"),
+        ("hgx-h20", "nvls"),
+        ("hgx-h800", "nvls"),
+        ("dgx-b300", "nvls"),
+        ("mi300x", "ring_simple"),
+        ("mi355x", "ring_simple"),
+        ("h100-pcie", "ring_simple"),
+        ("rtx-5090", "ring_simple"),
+    ] {
+        let cluster = resolve(&named::text(cluster).unwrap()).cluster;
+        assert_eq!(cluster.backend.algorithms.algorithm(&call, 8).name(), expected, "{}", cluster.name);
+    }
 }
