@@ -172,8 +172,11 @@ impl fmt::Display for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
-/// `did you mean ...?` if a candidate is near `word`, else the list of all candidates; `what` is their plural noun
-/// (`presets`).
+/// Largest number of candidates that a hint lists: more than the keys of any table of a file.
+const LISTED: usize = 24;
+
+/// `did you mean ...?` if a candidate is near `word`, else the list of all candidates, or of the first of many; `what` is
+/// their plural noun (`presets`).
 pub fn suggest<'a>(word: &str, what: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
     let candidates: Vec<&str> = candidates.into_iter().collect();
     // A word that is much longer than all candidates resembles none of them, and computing an edit distance costs the
@@ -185,7 +188,7 @@ pub fn suggest<'a>(word: &str, what: &str, candidates: impl IntoIterator<Item = 
         Some((distance, candidate)) if !word.is_empty() && distance <= 1 + word.chars().count() / 4 => {
             format!("did you mean `{candidate}`?")
         }
-        Some(_) if candidates.len() <= 16 => format!("the {what} are: {}", candidates.join(", ")),
+        Some(_) if candidates.len() <= LISTED => format!("the {what} are: {}", candidates.join(", ")),
         Some(_) => format!("the {what} are: {}, ... ({} in all)", candidates[..8].join(", "), candidates.len()),
         None => format!("there are no {what}"),
     }
@@ -275,6 +278,10 @@ mod tests {
         assert_eq!(suggest("swtich", "presets", ["star", "switch"]), "did you mean `switch`?");
         assert_eq!(suggest("mesh", "presets", ["star", "switch"]), "the presets are: star, switch");
         assert_eq!(suggest("orin.7", "hosts", ["orin.0", "laptop"]), "did you mean `orin.0`?");
+        let names: Vec<String> = (0..30).map(|number| format!("node.{number}")).collect();
+        let of = |count: usize| suggest("laptop", "hosts", names[..count].iter().map(String::as_str));
+        assert!(of(24).ends_with(", node.22, node.23"), "{}", of(24));
+        assert!(of(25).ends_with(", node.7, ... (25 in all)"), "{}", of(25));
     }
 
     #[test]

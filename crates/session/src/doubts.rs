@@ -44,8 +44,13 @@ fn shared_link(resolved: &Resolved) -> Option<String> {
         FASTER_THAN_PCIE.. => ("fabric = \"nvlink4\"", "where each GPU has NVLinks of its own"),
         _ => ("pcie = \"pcie4_x16\"", "where each GPU has a slot of its own, in both directions at once"),
     };
+    // NCCL's model gives a collective on an idle link the time that it has with a link per GPU.
+    let slower = match cluster.backend.name.as_str() {
+        "nccl" => "collectives across servers, and transfers that overlap others, take",
+        _ => "collectives among them take",
+    };
     Some(format!(
-        "the {count} GPUs of host `{name}` share one link, `local`, of {} GB/s, {why}: collectives among them take up to {count} times as long\nhint: describe the server by `preset = \"server\"` with `per_server = {count}` and `{link}`, and no `host`",
+        "the {count} GPUs of host `{name}` share one link, `local`, of {} GB/s, {why}: {slower} up to {count} times as long\nhint: describe the server by `preset = \"server\"` with `per_server = {count}` and `{link}`, and no `host`",
         rate / 1e9
     ))
 }
@@ -128,7 +133,9 @@ mod tests {
         // CPUs share their host's memory; GPU models do not, whatever the communication library.
         assert_eq!(said(&one_host(8, "").replace("nccl", "gloo")), [""; 0]);
         let mpi = one_host(8, "").replace("nccl", "mpi").replace("count", "model = \"l40s\"\ncount");
-        assert!(the_one(&mpi).contains("the 8 GPUs of host `server` share"));
+        let mpi = the_one(&mpi);
+        assert!(mpi.contains("the 8 GPUs of host `server` share") && mpi.contains(": collectives among them"), "{mpi}");
+        assert!(slow.contains(": collectives across servers, and transfers that overlap others"), "{slow}");
         let rail = "[network]\npreset = \"rail\"\nper_server = 4\nfabric = \"nvlink4\"\nlink = \"infiniband_ndr\"\n";
         assert_eq!(said(&format!("{}{rail}", gpus(4))), [""; 0]);
         let server = "[network]\npreset = \"server\"\nper_server = 4\npcie = \"pcie4_x16\"\nnics = 1\n";

@@ -193,6 +193,14 @@ mod tests {
         ] {
             assert!(assumed.contains(value), "{value} in\n{text}");
         }
+        // A single server has no network between servers.
+        std::fs::write(
+            &file,
+            "[[device]]\nname = \"a\"\nmodel = \"l4\"\ncount = 2\n[network]\npreset = \"server\"\nper_server = 2\npcie = \"pcie4_x16\"\n",
+        )
+        .unwrap();
+        let alone = shown(file.to_str().unwrap(), &[]);
+        assert!(!alone.contains("assumed"), "{alone}");
         let boards = shown("raspberry-pi-5:4", &[]);
         assert!(boards.contains("between devices  1 Gbps (0.125 GB/s) each direction, 50 us latency"), "{boards}");
         assert!(!boards.contains("assumed") && !boards.contains("servers"), "{boards}");

@@ -8,7 +8,7 @@ use super::parameters::{OrNone, Parameters, RawConnections, RawHandshake, RawPac
 use super::raw::{RawBackend, RawCluster, RawRule, RawRules};
 use super::source::{Source, split_hint};
 use super::{AlgorithmChoice, Choices, devices, hierarchy, kind_by_name, steps, suggest_kind};
-use crate::devices as table;
+use crate::devices::{self as table, KnownDevice};
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::units::{Bandwidth, Duration, Size};
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,7 +84,11 @@ pub(super) fn resolve(
 fn tuning(parameters: &Parameters, source: &Source) -> Result<Option<Tuning>, Diagnostic> {
     let Parameters { name, nvls, max_channels, pcie_peers, .. } = parameters;
     let span = Spanned::span;
-    let given = [nvls.as_ref().map(span), max_channels.as_ref().map(Spanned::span), pcie_peers.as_ref().map(span)];
+    let given = [
+        ("nvls", nvls.as_ref().map(span)),
+        ("max_channels", max_channels.as_ref().map(Spanned::span)),
+        ("pcie_peers", pcie_peers.as_ref().map(span)),
+    ];
     match (name.get_ref().as_str(), nvls, max_channels) {
         ("nccl", Some(nvls), Some(channels)) if *channels.get_ref() > 0 => Ok(Some(Tuning {
             nvls: *nvls.get_ref(),
@@ -93,12 +97,12 @@ fn tuning(parameters: &Parameters, source: &Source) -> Result<Option<Tuning>, Di
         })),
         ("nccl", _, Some(channels)) => {
             let hint = "NCCL uses 1 to 32 channels";
-            Err(source.error("`channels` must be at least 1", channels.span()).hint(hint))
+            Err(source.error("`max_channels` must be at least 1", channels.span()).hint(hint))
         }
-        _ => match given.into_iter().flatten().next() {
-            Some(span) => Err(source
-                .error("channels, NVLink SHARP and access over PCIe require the backend `nccl`", span)
-                .hint("remove it")),
+        _ => match given.into_iter().find_map(|(key, span)| Some((key, span?))) {
+            Some((key, span)) => {
+                Err(source.error(format!("`{key}` requires the backend `nccl`"), span).hint("remove it"))
+            }
             None => Ok(None),
         },
     }
@@ -355,6 +359,7 @@ pub(super) fn adapt(
         inside,
         // Ranks of one host use its local link.
         shares_link: per_server > 1 && devices[0].host == devices[1].host,
+        generation: known.and_then(KnownDevice::generation),
         between,
         cards: nics,
         nvls,

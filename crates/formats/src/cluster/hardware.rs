@@ -40,7 +40,8 @@ pub fn known_links() -> &'static [KnownLink] {
 pub(super) fn link(name: &str) -> Result<(Bandwidth, Duration), String> {
     let Some(link) = TABLE.iter().find(|link| link.name == name) else {
         let known = suggest(name, "link types", TABLE.iter().map(|link| link.name.as_str()));
-        return Err(format!("unknown link type `{name}`\nhint: {known}"));
+        let more = if known.ends_with('?') { "" } else { "; the page \"Clusters, links and devices by name\" has all" };
+        return Err(format!("unknown link type `{name}`\nhint: {known}{more}"));
     };
     let (bandwidth, latency) = (link.bandwidth.parse(), link.latency.parse());
     Ok((bandwidth.expect("it is a rate"), latency.expect("it is a time")))

@@ -90,6 +90,10 @@ pub(super) fn assumed(raw: Option<&RawNetwork>, hosts: &[Host]) -> Vec<String> {
     let Some(network) = raw else { return Vec::new() };
     let links = network.links.as_ref().map(|links| links.get_ref().as_slice()).unwrap_or_default();
     let dimensions = network.dimensions.as_ref().map(|dimensions| dimensions.get_ref().as_slice()).unwrap_or_default();
+    let is_servers =
+        network.preset.as_ref().is_some_and(|preset| matches!(preset.get_ref().as_str(), "server" | "rail"));
+    let per_server = network.per_server.as_ref().map_or(0, |gpus| *gpus.get_ref() as usize);
+    let has_network = if is_servers { hosts.len() > per_server } else { hosts.len() > 1 };
     // Links and dimensions may give all values themselves.
     let is_used = |rate: bool| {
         let of_links = links.iter().map(Spanned::get_ref);
@@ -99,7 +103,7 @@ pub(super) fn assumed(raw: Option<&RawNetwork>, hosts: &[Host]) -> Vec<String> {
             false => dimension.latency.is_some(),
         });
         let given: Vec<bool> = given.chain(of_dimensions).collect();
-        hosts.len() > 1 && network.link.is_none() && (given.is_empty() || given.contains(&false))
+        has_network && network.link.is_none() && (given.is_empty() || given.contains(&false))
     };
     let mut assumed = Vec::new();
     if network.preset.is_none() && network.links.is_none() {
@@ -117,10 +121,7 @@ pub(super) fn assumed(raw: Option<&RawNetwork>, hosts: &[Host]) -> Vec<String> {
             "network.local = {{ bandwidth = \"{rate}\", latency = \"{time}\" }}, shared by a host's devices"
         ));
     }
-    if network.preset.as_ref().is_some_and(|preset| matches!(preset.get_ref().as_str(), "server" | "rail"))
-        && network.servers_per_leaf.is_none()
-        && network.per_server.as_ref().is_some_and(|gpus| (*gpus.get_ref() as usize) < hosts.len())
-    {
+    if is_servers && has_network && network.servers_per_leaf.is_none() {
         assumed.push(
             "all servers are on one switch per rail, which does not limit them (no `servers_per_leaf`)".to_owned(),
         );
@@ -461,11 +462,9 @@ impl Reader<'_> {
             | TopologyError::LinkEnds { name }
             | TopologyError::FullDuplexMedium { name }
             | TopologyError::Queue { link: name } => link_named(name),
-            TopologyError::Shape { problem, .. } => {
+            TopologyError::Shape { key, .. } => {
                 let keys = self.own_keys();
-                let named = [(" rails", "rails"), (" NICs", "nics"), ("GPUs cannot", "per_server")];
-                let key = named.iter().find(|(words, _)| problem.contains(words)).map_or("", |(_, key)| *key);
-                keys.iter().find(|(own, _)| *own == key).or(keys.first()).map(|(_, span)| span.clone())
+                keys.iter().find(|(own, _)| own == key).or(keys.first()).map(|(_, span)| span.clone())
             }
             _ => self.raw.links.as_ref().map(Spanned::span),
         };

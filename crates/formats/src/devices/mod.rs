@@ -6,6 +6,7 @@
 use crate::diagnostic::suggest;
 use crate::units::Flops;
 use std::sync::LazyLock;
+use uniference_sim::collective::GpuGeneration;
 use uniference_sim::device::{Peaks, Precision, Rates};
 use uniference_sim::time::{Bytes, SimDuration};
 
@@ -273,6 +274,15 @@ impl KnownDevice {
             l2: self.l2()?,
             clock_khz: (self.clock_mhz? * 1e3) as u32,
             bus_bits: self.bus_bits? as u32,
+        })
+    }
+
+    /// Generation of a GPU in NCCL's model. GPUs of other vendors have no tables of their own in that model.
+    pub fn generation(&self) -> Option<GpuGeneration> {
+        (self.kind == DeviceKind::Gpu).then(|| match self.compute_capability() {
+            Some((10.., _)) => GpuGeneration::Blackwell,
+            Some((9, _)) => GpuGeneration::Hopper,
+            _ => GpuGeneration::Ampere,
         })
     }
 

@@ -31,6 +31,7 @@ use std::sync::Arc;
 const ONE_SERVER: Surroundings = Surroundings {
     per_server: 8,
     inside: Rate::of_bytes_per_second(240e9),
+    generation: None,
     between: Rate::of_bytes_per_second(25e9),
     cards: 8,
     nvls: true,

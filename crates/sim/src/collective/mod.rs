@@ -139,6 +139,17 @@ pub struct Grid {
     pub dimensions: Vec<GridDimension>,
 }
 
+/// Generation of a GPU, for which NCCL has tables of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuGeneration {
+    /// Compute capability 8, and all GPUs without tables of their own.
+    Ampere,
+    /// Compute capability 9.
+    Hopper,
+    /// Compute capability 10 and later.
+    Blackwell,
+}
+
 /// Properties of the cluster that a library's choice may depend on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Surroundings {
@@ -148,6 +159,8 @@ pub struct Surroundings {
     pub inside: Rate,
     /// Whether the ranks of a server share one link of the rate `inside`; otherwise each rank has links of its own.
     pub shares_link: bool,
+    /// Generation of the GPUs; `None`: unknown, and derived from `inside`.
+    pub generation: Option<GpuGeneration>,
     /// Rate at which a rank can send to another server.
     pub between: Rate,
     /// NICs of a server, each with the rate `between`; at least 1.

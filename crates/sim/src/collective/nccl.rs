@@ -86,7 +86,8 @@ impl Nccl {
     }
 }
 
-/// One shape and protocol for every call, as `NCCL_ALGO` and `NCCL_PROTO` force it.
+/// One shape and protocol for every call, as `NCCL_ALGO` and `NCCL_PROTO` force it. Calls that need switches that reduce
+/// use a ring if there are none.
 pub(super) struct Forced {
     variant: &'static Variant,
     surroundings: Surroundings,
@@ -99,7 +100,11 @@ impl Forced {
     }
 
     fn carried(&self, call: &Collective, size: u32) -> Carried {
-        carried(&Model::new(self.surroundings, size), self.surroundings, self.variant, call, size)
+        let model = Model::new(self.surroundings, size);
+        let needs_switches = matches!(self.variant.shape, Shape::Nvls | Shape::NvlsTree);
+        let [_, _, ring_simple, ..] = &VARIANTS;
+        let variant = if needs_switches && !model.fits(self.variant, call) { ring_simple } else { self.variant };
+        carried(&model, self.surroundings, variant, call, size)
     }
 }
 
@@ -152,8 +157,8 @@ fn carried(model: &Model, surroundings: Surroundings, variant: &Variant, call: &
     let inner: Arc<dyn Algorithm> = match (variant.shape, call.kind) {
         (_, CollectiveKind::Broadcast | CollectiveKind::Reduce) => Arc::new(Chain { chunk, servers }),
         (Shape::Nvls, _) => Arc::new(Nvls),
-        (Shape::NvlsTree, _) if model.trees().is_some() => Arc::new(NvlsTree { per_server }),
-        (Shape::Tree | Shape::NvlsTree, _) => Arc::new(DoubleTree { chunk, servers }),
+        (Shape::NvlsTree, _) => Arc::new(NvlsTree { per_server }),
+        (Shape::Tree, _) => Arc::new(DoubleTree { chunk, servers }),
         (Shape::Ring, _) if rails => Arc::new(Rails { per_server, nics }),
         (Shape::Ring, _) => Arc::new(Ring),
     };
@@ -202,7 +207,7 @@ fn measured(model: &Model, variant: &Variant, kind: CollectiveKind, bytes: u64, 
 /// Effect on messages of NVLink SHARP's trees: a pipeline of the switches and the network, whose slower part
 /// determines the time. Phases follow each other, so that the switches' phases have the time that the network leaves.
 fn wire_of_nvls_tree(model: &Model, bytes: u64) -> Wire {
-    let gpus = f64::from(model.trees().map_or(2, |servers| servers.gpus));
+    let gpus = f64::from(model.trees().expect("several equal servers").gpus);
     let (servers, bytes) = (f64::from(model.servers()), bytes as f64 / 1e3);
     let switched = bytes / model.fabric().nvls_rate(model.inside(), gpus);
     let across = 2.0 * (servers - 1.0) / servers * bytes / model.network();

@@ -279,6 +279,7 @@ fn with_nccl(mut cluster: Cluster, per_server: u32, inside: f64) -> Cluster {
     algorithms.adapt(Surroundings {
         per_server,
         inside,
+        generation: None,
         between,
         cards: per_server,
         nvls: true,
@@ -379,6 +380,7 @@ fn trees_over_servers_fold_inside_them() {
         let surroundings = Surroundings {
             per_server: 4,
             inside: Rate::new(360e9).unwrap(),
+            generation: None,
             between: Rate::new(25e9).unwrap(),
             cards: 4,
             nvls: true,

@@ -28,6 +28,7 @@ pub(crate) fn surroundings(nvlink: f64) -> Surroundings {
     Surroundings {
         per_server: GPUS,
         inside,
+        generation: None,
         between,
         cards: GPUS,
         nvls,

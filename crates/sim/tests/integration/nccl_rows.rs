@@ -1,7 +1,7 @@
 //! Simulated times of NCCL's collectives on one idle server, compared with rows of nccl-tests
 //! (`tests/data/nccl/README.md`).
 
-use crate::nccl::{host, issue_of, server};
+use crate::nccl::{host, issue_of, near, server};
 use crate::support::*;
 use std::collections::BTreeMap;
 use uniference_sim::cluster::Cluster;
@@ -33,10 +33,13 @@ fn rows() -> impl Iterator<Item = Row> {
     })
 }
 
-/// One server. L40S GPUs are simulated as GPUs of one host, as cluster files describe them.
+/// One server, in which each GPU has a link of its own.
 fn cluster(gpu: &str, ranks: u32) -> Cluster {
-    let (_, rate) = LINKS.into_iter().find(|(name, _)| *name == gpu).unwrap();
-    if gpu == "l40s" { host(ranks, rate) } else { server(ranks, rate) }
+    server(ranks, rate(gpu))
+}
+
+fn rate(gpu: &str) -> f64 {
+    LINKS.into_iter().find(|(name, _)| *name == gpu).unwrap().1
 }
 
 /// Microseconds of a collective whose blocks are `bytes` together.
@@ -106,6 +109,20 @@ fn every_class_of_rows_is_met() {
     }
 }
 
+/// On one idle host, GPUs that share a link have the times of GPUs with links of their own.
+#[test]
+fn a_shared_link_has_the_times_of_links_of_their_own() {
+    for (_, kind) in KINDS {
+        for ranks in [2, 4, 8] {
+            for bytes in [1 << 10, 1 << 20, 1 << 28] {
+                let [own, shared] =
+                    [cluster("l40s", ranks), host(ranks, rate("l40s"))].map(|c| simulated(&c, kind, bytes));
+                near(shared, own, 0.01);
+            }
+        }
+    }
+}
+
 /// A call of twice as many bytes never ends earlier. Between such sizes NCCL leaves `Ll` too late for some calls.
 #[test]
 fn larger_calls_last_longer() {
@@ -114,8 +131,9 @@ fn larger_calls_last_longer() {
         for (kind, ranks) in kinds() {
             let cluster = cluster(gpu, ranks);
             let times: Vec<f64> = (9..31).map(|log| simulated(&cluster, kind, 1 << log)).collect();
-            // Shares of links are rounded to a thousandth.
-            let grows = times.is_sorted_by(|smaller, larger| *larger >= smaller * 0.999);
+            // Shares of links are rounded to a thousandth: of the 24 thousandths of eight L40S with `Ll`, to 2 %.
+            let rounding = if gpu == "l40s" { 0.98 } else { 0.999 };
+            let grows = times.is_sorted_by(|smaller, larger| *larger >= smaller * rounding);
             assert!(grows, "{gpu}, {kind} of {ranks}: {times:?}");
         }
     }

@@ -1,3 +1,5 @@
+use super::super::GpuGeneration;
+use super::tuning::Fabric;
 use super::*;
 use crate::program::NcclSettings;
 use crate::program::{DType, ReduceOp, Shape as Elements};
@@ -12,6 +14,7 @@ fn surroundings(inside: f64) -> Surroundings {
     Surroundings {
         per_server: 8,
         inside: rate(inside),
+        generation: None,
         between: rate(50e9),
         cards: 8,
         nvls: true,
@@ -86,6 +89,53 @@ fn switches_that_reduce_are_used_where_they_are() {
     assert_ne!(chosen(hopper(), 2, AllReduce, 1 << 30), "nvls");
     let product = Collective { reduce: Some(ReduceOp::Product), ..call(AllReduce, 1 << 30) };
     assert_ne!(Nccl::new(hopper()).decide(&product, 8).unwrap().name(), "nvls");
+}
+
+/// The tables are those of the GPUs, if they are known, and of GPUs whose NVLink has such a rate otherwise. GPUs that
+/// reach each other over PCI Express or through the host's memory have no switches that reduce.
+#[test]
+fn the_generation_is_that_of_known_gpus() {
+    use GpuGeneration::{Ampere, Blackwell, Hopper};
+    for (generation, gigabytes, fabric) in [
+        (None, 160.0, Fabric::Nvlink3),
+        (None, 360.0, Fabric::Nvlink4),
+        (None, 720.0, Fabric::Nvlink5),
+        (Some(Hopper), 160.0, Fabric::Nvlink4),
+        (Some(Ampere), 336.0, Fabric::Nvlink3),
+        (Some(Blackwell), 360.0, Fabric::Nvlink5),
+        (Some(Hopper), 50.0, Fabric::Host),
+        (None, 50.0, Fabric::Host),
+    ] {
+        let gpus = Surroundings { generation, ..surroundings(gigabytes * 1e9) };
+        assert_eq!(Model::new(gpus, 8).fabric(), fabric, "{generation:?} at {gigabytes} GB/s");
+        let switched = matches!(fabric, Fabric::Nvlink4 | Fabric::Nvlink5);
+        assert_eq!(chosen(gpus, 8, AllReduce, 1 << 30) == "nvls", switched, "{generation:?} at {gigabytes} GB/s");
+        let by_host = NcclSettings { peer_access: false, ..NcclSettings::default() };
+        let host = Surroundings { settings: by_host, host: gpus.inside, ..gpus };
+        assert_eq!(Model::new(host, 8).fabric(), Fabric::Host);
+    }
+    let peers = Surroundings { pcie_peers: true, generation: Some(Hopper), ..surroundings(50e9) };
+    assert_eq!(Model::new(peers, 8).fabric(), Fabric::Pcie);
+}
+
+/// A call for which there are no switches that reduce is carried out as a ring, whatever the cluster file forces.
+#[test]
+fn forced_switches_that_do_not_exist_are_a_ring() {
+    let name = |forced: &str, surroundings, ranks| {
+        let forced = Forced::all(surroundings).find(|other| other.name() == forced).unwrap();
+        forced.decide(&call(AllReduce, MIB), ranks).unwrap().name()
+    };
+    assert_eq!((name("nvls", hopper(), 8), name("nvls_tree", hopper(), 16)), ("nvls", "nvls_tree"));
+    for (forced, surroundings, ranks) in [
+        ("nvls", ampere(), 8),
+        ("nvls", self::surroundings(25e9), 8),
+        ("nvls", hopper(), 2),
+        ("nvls", hopper(), 16),
+        ("nvls_tree", hopper(), 8),
+        ("nvls_tree", ampere(), 16),
+    ] {
+        assert_eq!(name(forced, surroundings, ranks), "ring_simple", "{forced} of {ranks}");
+    }
 }
 
 /// A call uses a channel for every 512 threads x 64 bytes in Simple, and a ring's LL one for 512 x 8 x P.

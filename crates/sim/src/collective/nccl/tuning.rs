@@ -6,8 +6,8 @@
 //! Left out: CollNet, which needs a network that reduces; PAT, which needs one GPU per server; a NIC's own latency; and
 //! the search for channels, which is replaced by its usual results.
 
-use super::super::Surroundings;
 use super::super::double_tree::Servers;
+use super::super::{GpuGeneration, Surroundings};
 use crate::program::{Collective, CollectiveKind, DType, NcclSettings, ReduceOp};
 
 /// A combination of shape and protocol.
@@ -71,33 +71,24 @@ pub(super) static VARIANTS: [Variant; 8] = [
     variant("nvls_tree", Shape::NvlsTree, Protocol::Simple),
 ];
 
-/// Interconnect of the GPUs of a server, derived from its rate: NCCL asks the hardware, a cluster file gives a rate.
+/// Interconnect of the GPUs of a server. NCCL asks the hardware; here NVLink is a rate of 100 GB/s and more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fabric {
-    /// PCI Express, through the host's memory: below 100 GB/s. NCCL's tables for Ampere GPUs apply, as for `Pcie`.
+    /// PCI Express, through the host's memory.
     Host,
-    /// PCI Express, with direct access to other GPUs' memory: below 100 GB/s.
+    /// PCI Express, with direct access to other GPUs' memory.
     Pcie,
-    /// NVLink of Ampere GPUs: from 100 GB/s.
+    /// NVLink of Ampere GPUs.
     Nvlink3,
-    /// NVLink of Hopper GPUs, over switches that reduce: from 300 GB/s.
+    /// NVLink of Hopper GPUs, over switches that reduce.
     Nvlink4,
-    /// NVLink of Blackwell GPUs, over switches that reduce: from 600 GB/s.
+    /// NVLink of Blackwell GPUs, over switches that reduce.
     Nvlink5,
 }
 
 impl Fabric {
     pub(super) fn is_nvlink(self) -> bool {
         !matches!(self, Fabric::Host | Fabric::Pcie)
-    }
-
-    /// Index of the GPU's generation in the tables below.
-    fn generation(self) -> usize {
-        match self {
-            Fabric::Host | Fabric::Pcie | Fabric::Nvlink3 => 0,
-            Fabric::Nvlink4 => 1,
-            Fabric::Nvlink5 => 2,
-        }
     }
 }
 
@@ -173,13 +164,24 @@ impl Model {
     }
 
     pub(super) fn fabric(&self) -> Fabric {
-        match self.inside() {
-            600.0.. => Fabric::Nvlink5,
-            300.0.. => Fabric::Nvlink4,
-            100.0.. => Fabric::Nvlink3,
-            _ if self.surroundings.pcie_peers && self.surroundings.settings.peer_access => Fabric::Pcie,
+        let Surroundings { pcie_peers, settings, .. } = self.surroundings;
+        match (self.inside(), self.generation()) {
+            _ if !settings.peer_access => Fabric::Host,
+            (100.0.., GpuGeneration::Ampere) => Fabric::Nvlink3,
+            (100.0.., GpuGeneration::Hopper) => Fabric::Nvlink4,
+            (100.0.., GpuGeneration::Blackwell) => Fabric::Nvlink5,
+            _ if pcie_peers => Fabric::Pcie,
             _ => Fabric::Host,
         }
+    }
+
+    /// Generation of the GPUs: of unknown GPUs, the one whose NVLink has a rate like `inside`.
+    fn generation(&self) -> GpuGeneration {
+        self.surroundings.generation.unwrap_or(match self.inside() {
+            600.0.. => GpuGeneration::Blackwell,
+            300.0.. => GpuGeneration::Hopper,
+            _ => GpuGeneration::Ampere,
+        })
     }
 
     /// Rate in GB/s at which a rank can send to another rank of its server: through the host's memory if the GPUs do
@@ -200,7 +202,8 @@ impl Model {
         use CollectiveKind::{AllGather, AllReduce, ReduceScatter};
         let kind = call.kind;
         let in_server = self.ranks / self.servers();
-        let nvls = self.surroundings.nvls && self.fabric().generation() > 0 && in_server > 2;
+        let switched = matches!(self.fabric(), Fabric::Nvlink4 | Fabric::Nvlink5);
+        let nvls = self.surroundings.nvls && switched && in_server > 2;
         match (variant.shape, variant.protocol) {
             (Shape::Nvls, _) => {
                 let reduces = matches!(kind, AllReduce | ReduceScatter) && switches_reduce(call);
@@ -249,7 +252,7 @@ impl Model {
     }
 
     fn channels_inside(&self) -> u32 {
-        if self.fabric().is_nvlink() { NVLINK_CHANNELS[self.fabric().generation()] } else { PCIE_CHANNELS }
+        if self.fabric().is_nvlink() { NVLINK_CHANNELS[self.generation() as usize] } else { PCIE_CHANNELS }
     }
 
     /// Number of channels that NCCL makes without settings.
@@ -272,7 +275,7 @@ impl Model {
     /// Rate of a variant with all channels, in GB/s.
     pub(super) fn rate(&self, variant: &Variant, kind: CollectiveKind) -> f64 {
         let (bus, channels) = (self.estimated_bus(), f64::from(self.channels()));
-        let generation = self.fabric().generation();
+        let generation = self.generation() as usize;
         let scale = self.servers().min(3) as usize - 1;
         let tree = (bus * 0.92).min(channels * CHANNEL_TREE[generation][scale]);
         match (variant.shape, variant.protocol) {

@@ -317,7 +317,7 @@ fn check_servers(preset: &'static str, hosts: u32, per_server: u32) -> Result<()
     }
     let problem = format!("{hosts} GPUs cannot be divided into servers of {per_server}");
     let hint = "use a number of GPUs that is a multiple of `per_server`";
-    Err(TopologyError::Shape { preset, problem, hint })
+    Err(TopologyError::Shape { preset, key: "per_server", problem, hint })
 }
 
 /// Fault of the description of a network.
@@ -391,6 +391,8 @@ pub enum TopologyError {
     Shape {
         /// The preset's name.
         preset: &'static str,
+        /// The key of a cluster file at fault.
+        key: &'static str,
         /// The misfit.
         problem: String,
         /// Advice to the user.

@@ -194,9 +194,17 @@ fn check_queues(preset: &Preset, hosts: &[HostSpec], link: LinkSpec) -> Result<(
     let problem = "this preset has no switch port that a `queue` could belong to".to_owned();
     Err(TopologyError::Shape {
         preset: name,
+        key: "queue",
         problem,
         hint: "remove `queue`, or use the preset switch, star, fat_tree, rail or server",
     })
+}
+
+const ABOVE_ZERO: &str = "each must be greater than 0";
+
+/// The number that is zero, by key; if none is, the oversubscription is at fault.
+fn at_fault(numbers: [(&'static str, u32); 2]) -> &'static str {
+    numbers.into_iter().find(|(_, number)| *number == 0).map_or("oversubscription", |(key, _)| key)
 }
 
 struct Builder<'a> {
@@ -228,7 +236,8 @@ impl Builder<'_> {
             return Ok(());
         }
         let problem = format!("{links} links are more than the {MOST_LINKS} that can be simulated");
-        Err(TopologyError::Shape { preset, problem, hint: "use fewer hosts or spines, or a sparser topology" })
+        let hint = "use fewer hosts or spines, or a sparser topology";
+        Err(TopologyError::Shape { preset, key: "preset", problem, hint })
     }
 
     /// Rates of this host's own links.
@@ -293,7 +302,7 @@ impl Builder<'_> {
             let Some(bandwidth) = self.rates(host).single() else {
                 let problem = format!("`{}` has different egress and ingress bandwidths", host.name);
                 let hint = "a radio channel is shared by both directions; give one bandwidth, or use a switch";
-                return Err(TopologyError::Shape { preset: "wifi", problem, hint });
+                return Err(TopologyError::Shape { preset: "wifi", key: "bandwidth", problem, hint });
             };
             let latency = halves(self.latency(host)).0;
             self.add(format!("{} <-> channel", host.name), LinkSpec { bandwidth, latency, ..self.link })?;
@@ -308,11 +317,8 @@ impl Builder<'_> {
         let hosts = self.hosts.len();
         if dims.iter().map(|dim| u64::from(*dim)).try_fold(1, u64::checked_mul) != Some(hosts as u64) {
             let problem = format!("the product of the dimensions {dims:?} must be {hosts}, the number of hosts");
-            return Err(TopologyError::Shape {
-                preset,
-                problem,
-                hint: "change the dimensions, or the number of hosts",
-            });
+            let hint = "change the dimensions, or the number of hosts";
+            return Err(TopologyError::Shape { preset, key: "dims", problem, hint });
         }
         self.check_count(preset, hosts as u64 * u64::from(Shape::cables(dims)))?;
         for host in 0..hosts as u32 {
@@ -328,7 +334,8 @@ impl Builder<'_> {
             self.link.bandwidth.bytes_per_second() * f64::from(per_leaf) / f64::from(spines) / oversubscription;
         let (Some(bandwidth), 1.., 1..) = (Rate::new(uplink), per_leaf, spines) else {
             let problem = format!("{per_leaf} hosts per leaf, {spines} spines, oversubscription {oversubscription}");
-            return Err(TopologyError::Shape { preset: "fat_tree", problem, hint: "each must be greater than 0" });
+            let key = at_fault([("hosts_per_leaf", per_leaf), ("spines", spines)]);
+            return Err(TopologyError::Shape { preset: "fat_tree", key, problem, hint: ABOVE_ZERO });
         };
         let hosts = self.hosts.len() as u32;
         let uplinks = u64::from(hosts.div_ceil(per_leaf)) * u64::from(spines);
@@ -349,17 +356,21 @@ impl Builder<'_> {
         let hosts = self.hosts.len() as u32;
         let Servers { per_server, nics, rails, fabric, pcie, spines } = servers;
         check_servers(preset, hosts, per_server)?;
-        let refuse = |problem: String, hint| Err(TopologyError::Shape { preset, problem, hint });
+        let refuse = |key, problem: String, hint| Err(TopologyError::Shape { preset, key, problem, hint });
         if nics == 0 || !per_server.is_multiple_of(nics) {
             let problem = format!("{per_server} GPUs of a server cannot be divided among {nics} NICs");
-            return refuse(problem, "`nics` must divide `per_server`: each NIC serves equally many GPUs");
+            return refuse("nics", problem, "`nics` must divide `per_server`: each NIC serves equally many GPUs");
         }
         if rails == 0 || !nics.is_multiple_of(rails) {
             let problem = format!("{nics} NICs of a server cannot be divided among {rails} rails");
-            return refuse(problem, "`rails` must divide `nics`: each rail has equally many NICs of a server");
+            return refuse("rails", problem, "`rails` must divide `nics`: each rail has equally many NICs of a server");
         }
         if fabric.is_none() && pcie.is_none() {
-            return refuse("the GPUs of a server have no links".to_owned(), "give them `fabric`, `pcie` or both");
+            return refuse(
+                "fabric",
+                "the GPUs of a server have no links".to_owned(),
+                "give them `fabric`, `pcie` or both",
+            );
         }
         let layout = Shape::Servers { layout: servers, hosts };
         for (index, host) in self.hosts.iter().enumerate() {
@@ -386,7 +397,8 @@ impl Builder<'_> {
         let (Some(bandwidth), 1.., 1..) = (Rate::new(uplink), servers_per_leaf, count) else {
             let problem =
                 format!("{servers_per_leaf} servers per leaf, {count} spines, oversubscription {oversubscription}");
-            return refuse(problem, "each must be greater than 0");
+            let key = at_fault([("servers_per_leaf", servers_per_leaf), ("spines", count)]);
+            return refuse(key, problem, ABOVE_ZERO);
         };
         let leaves = (hosts / per_server).div_ceil(servers_per_leaf) * rails;
         self.check_count(preset, self.links.len() as u64 + 2 * u64::from(leaves) * u64::from(count))?;
@@ -466,7 +478,9 @@ impl Servers {
 
 impl Builder<'_> {
     fn dimensions(&mut self, dims: &[Dimension]) -> Result<Shape, TopologyError> {
-        let refuse = |problem: String, hint| Err(TopologyError::Shape { preset: "dimensions", problem, hint });
+        let refuse = |problem: String, hint| {
+            Err(TopologyError::Shape { preset: "dimensions", key: "dimensions", problem, hint })
+        };
         let hosts = self.hosts.len();
         let sizes: Vec<u32> = dims.iter().map(|dim| dim.size).collect();
         if sizes.iter().map(|size| u64::from(*size)).try_fold(1, u64::checked_mul) != Some(hosts as u64) {
